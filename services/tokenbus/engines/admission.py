@@ -9,16 +9,16 @@ from tokenbus.plugins import Tokenizer
 from tokenbus_contracts.generated.request_pb2 import Generate, SamplingParameters
 
 _MOST_STOPS, _MOST_STOP_BYTES, _MOST_STOP_IDS = 16, 4096, 1024
-"""Bounds of the contract on stop strings, their bytes, and stop token ids."""
+"""The contract's maximum numbers of stop strings, of their bytes, and of stop token ids."""
 _MOST_BYTES_A_TOKEN = 16
-"""Limit of a text's bytes per allowed token. Longer texts are refused before encoding, which could take long."""
+"""Maximum bytes of a prompt text per allowed token. Longer texts are refused before the slow encoding."""
 OFFERED = frozenset({
     *("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_end_token"),
     *("include_stop_string", "include_special_tokens", "cache_salt", "priority"),
 })  # fmt: skip
 """Names of the sampling parameters that the engines accept, including some that have no effect."""
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
-"""Value that disables each listed parameter. Other parameters are disabled by their protobuf default."""
+"""Values that disable parameters. A parameter that is not listed is disabled by its protobuf default."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
@@ -90,7 +90,7 @@ def request_of(generate: Generate, tokenizer: Tokenizer, *, context: int, max_to
 
 
 def continue_from(request: Request, token_ids: Sequence[int], vocabulary_size: int, end_token: int) -> None:
-    """Set the output of the request's earlier turns. After a ValueError the request must not be used."""
+    """Set the tokens that earlier workers computed for the request. After a ValueError the request must not be used."""
     name, ids = "continuation.token_ids", list(token_ids)
     check_ids(name, ids, vocabulary_size)
     if end_token in ids and not request.ignores_end:

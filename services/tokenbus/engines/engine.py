@@ -1,4 +1,4 @@
-"""BatchEngine: continuous batching and speculative decoding. Subclasses compute the scheduler's plans."""
+"""BatchEngine: continuous batching and speculative decoding. Subclasses run the model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ B = TypeVar("B", bound=Block)
 
 
 class Outcome(NamedTuple):
-    """Number of kept tokens and status of each slot in a block."""
+    """Number of tokens that each slot of a block keeps, and each slot's status."""
 
     kept: Ids
     statuses: npt.NDArray[np.uint8]
@@ -141,13 +141,13 @@ class BatchEngine(ABC, Generic[B]):
         """Compute the chunks of the plan, verify the drafts of decoding slots, and sample first tokens."""
 
     def _propose(self, block: B, result: Outcome) -> Proposed | None:
-        """Draft the next tokens, unless `_compute` does, and return the drafts to publish before verification."""
+        """Compute the next draft tokens, and return the drafts that are published before their verification."""
         del block, result
         return None
 
     @abstractmethod
     def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        """Return the scores of the first `counts` tokens of each given row, or of each row's drafts if `are_drafts`."""
+        """Return the scores of the first `counts` tokens of each of `rows`, or of drafts if `are_drafts` is set."""
 
     @abstractmethod
     def _piece_scores(self, block: B, piece: PromptPiece) -> Scores:
@@ -155,7 +155,7 @@ class BatchEngine(ABC, Generic[B]):
 
     @abstractmethod
     def _keep(self, block: B, result: Outcome) -> None:
-        """Store a step's output in the requests, whose positions have already advanced."""
+        """Store a step's output in the requests. The positions of the requests have already advanced."""
 
     def _extras(self, block: B, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
         """Return the extra scores of the given rows as columns of `StepArrays`."""
@@ -209,7 +209,7 @@ class BatchEngine(ABC, Generic[B]):
         self._scheduler.resume()
 
     def step(self) -> Sequence[StepArrays]:
-        """Return a step's target batch, and its draft batch if requested. An EngineStepError changes no request."""
+        """Return a step's target batch, and its draft batch if requested. An EngineStepError changes no requests."""
         if not self.has_work:
             return []
         plan = self._scheduler.plan()
@@ -336,7 +336,7 @@ class BatchEngine(ABC, Generic[B]):
         return made
 
     def _scored(self, block: B, slots: Ids, counts: Ids, *, are_drafts: bool = False) -> dict[str, Array]:
-        """Return score columns for the requests that want scores. `counts` covers only the first slots."""
+        """Return score columns for the requests that want scores. `counts` may be shorter than `slots`."""
         scored = self._requests.scored[slots]
         if not scored.any():
             return {}

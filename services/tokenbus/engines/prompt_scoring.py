@@ -21,7 +21,7 @@ class PromptPiece(NamedTuple):
     chunk: int
     """Index of the chunk in the step."""
     skip: int
-    """Offset in the chunk of the token before the first scored token."""
+    """Offset of the token before the first scored token, counted from the chunk's begin."""
     context: Sequence[int]
     tokens: Ids
     top_logprobs: int
@@ -54,7 +54,7 @@ class ScoredPrompt:
         self._parts = [Scores(np.zeros(0), np.zeros(0, np.int64), nothing, np.zeros((0, width)))]
 
     def piece(self, chunk: int, begin: int, size: int) -> PromptPiece | None:
-        """Return the tokens that a chunk scores for the first time, or None if there are none."""
+        """Return the chunk's tokens that are not scored yet, or None if there are none."""
         first, end = max(self._next, begin + 1), min(begin + size + 1, len(self._prompt))
         if first >= end:
             return None

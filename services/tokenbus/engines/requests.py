@@ -115,7 +115,7 @@ class Requests:
     def add(self, request: Request) -> int:
         if not self._free:
             self._grow()
-        slot = self._free[-1]  # the slot leaves the free list only at the end, so that a failure changes nothing
+        slot = self._free[-1]  # the slot is taken from the free list last, so that a failure changes nothing
         self.request_ids[slot] = request.request_id
         self.serials[slot] = self._count
         self.seeds[slot] = request.seed
@@ -150,7 +150,7 @@ class Requests:
         return SamplingParams(self.temperatures[slots], self.top_ks[slots], self.top_ps[slots], self.seeds[slots])
 
     def to_compute(self, slots: Ids) -> Ids:
-        """Return the number of tokens that each slot must compute to continue: all except the last output token."""
+        """Return how many tokens each slot must compute before it continues: all except the last output token."""
         return np.asarray(self.prompts[slots] + np.maximum(self.positions[slots] - 1, 0))
 
     def _write(self, slot: int, request: Request) -> None:

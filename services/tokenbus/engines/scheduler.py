@@ -31,8 +31,8 @@ class Plan(NamedTuple):
 class Scheduler:
     """Runs requests in the order of admission, each at its own index in the engine's cache.
 
-    The scheduler owns the cache indices, the numbers of missing tokens, and the set of running requests. The work of a
-    failed step is planned again.
+    The scheduler owns the cache indices, the numbers of missing tokens, and the set of running requests. The next plan
+    repeats the work of a failed step.
     """
 
     def __init__(self, requests: Requests, *, max_running: int, prefill_chunk: int, slice_steps: int) -> None:
@@ -44,7 +44,7 @@ class Scheduler:
         self._aborted: set[int] = set()
         self._free = list(range(max_running))
         self._starts_none = self._computes_none = False
-        """Pauses: `_starts_none` holds back requests without a token, and `_computes_none` holds back all requests."""
+        """If `_starts_none` is set, requests without a token wait. If `_computes_none` is set, all requests wait."""
 
     def add(self, slot: int) -> None:
         self._waiting.append(slot)
@@ -54,7 +54,7 @@ class Scheduler:
         self._aborted.add(slot)
 
     def pause(self, *, running: bool) -> None:
-        """Hold back requests that have no token yet. If `running` is set, compute nothing at all."""
+        """Stop computing requests that have no token yet. If `running` is set, compute nothing at all."""
         self._starts_none, self._computes_none = True, running
 
     def resume(self) -> None:

@@ -26,7 +26,7 @@ _RANKS = 4
 _MOST_CHOICES = 8
 """Maximum number of tokens in a synthetic sampling mask."""
 _MOST_SCORES = 2**18
-"""Number of prompt alternatives per step, above which further prompts wait."""
+"""If a step has at least this number of prompt alternatives, further prompts wait."""
 _UNLIMITED = 2**31 - 1
 _OF_PROMPTS = 0x9E3779B97F4A7C15
 """Number that is mixed into a request's id, so that prompt scores differ from output scores."""
@@ -47,7 +47,7 @@ def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
 
 
 def sampled(numbers: Words) -> TrueTokens:
-    """Return the sampled token of each number, chosen from the most probable alternatives."""
+    """Return the token that each random number selects among the most probable tokens."""
     places = (numbers >> np.uint64(40)) % np.uint64(_RANKS)
     return TrueTokens(_ids(numbers, places), _logprobs(numbers, places), (places + np.uint64(1)).astype(np.uint32))
 
@@ -55,7 +55,7 @@ def sampled(numbers: Words) -> TrueTokens:
 def alternatives(
     numbers: Words, top_ks: npt.NDArray[np.integer]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Return the `top_ks` most probable alternatives of each number, the most probable first."""
+    """Return `top_ks` alternatives for each random number, the most probable first."""
     wanted = top_ks.astype(np.intp)
     begins = np.cumsum(wanted) - wanted
     places = (np.arange(wanted.sum(), dtype=np.intp) - np.repeat(begins, wanted)).astype(np.uint64)
@@ -162,7 +162,7 @@ class _Running:
     is_aborted: bool = False
     has_begun: bool = False
     unscored: tuple[Sequence[int], PromptScoring] | None = None
-    """Prompt that waits to be scored, with the requested scoring, or None."""
+    """Prompt that is not scored yet and the requested scoring, or None."""
     prompt_scores: PromptScores | None = None
     """Prompt scores that the next step sends."""
     token_scoring: TokenScoring | None = None
@@ -272,7 +272,7 @@ class SyntheticEngine:
 
     @staticmethod
     def _scored(rows: Sequence[_Running]) -> list[_Running]:
-        """Score waiting prompts up to a limit, and return the rows whose prompts need no more scores."""
+        """Score waiting prompts up to a limit, and return the rows whose prompts are completely scored."""
         scored, values = [], 0
         for row in rows:
             if row.unscored is not None and not row.is_aborted and values < _MOST_SCORES:

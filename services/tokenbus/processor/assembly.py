@@ -127,7 +127,7 @@ class Assembler:
     def count_lost(self, rows: int) -> None:
         """Count rows that were lost at this position of the stream; the caller fails the requests of these rows."""
         newest = max(self._open, default=self.last_released)
-        if newest > self._lost_after + 1:  # the rows counted until now belong to released steps
+        if newest > self._lost_after + 1:  # the counted rows belong to steps that were already released
             self._lost_rows, self._lost_after = 0, newest
         self._lost_rows += rows
 

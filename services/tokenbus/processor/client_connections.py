@@ -45,7 +45,7 @@ _MOST_HANDSHAKES = 10
 _GATHER_SECONDS = 0.001
 """Maximum time for which frames are gathered while more steps arrive."""
 _ROOM_SECONDS = 0.0002
-"""Minimum interval between two broadcasts of Room messages, in seconds per client."""
+"""Minimum seconds between two broadcasts of Room messages, multiplied by the number of clients."""
 _LARGE_SHARE = 0.25
 """Fraction of the consumers' buffer above which one client's frames count as large."""
 
@@ -172,7 +172,7 @@ class ClientConnections(Connections[Session]):
             return  # the client repeats the request, because the connection broke before the answer arrived
         ended, known = table.ended(request_id), table.get(request_id)
         if ended is not None and ended.asked_after != session.hellos and has_last_row(session, ended):
-            return  # the client repeats the request, whose last rows are in the client's send queue already
+            return  # the client repeats a request that has ended, and its send queue contains the last rows
         is_open = known is not None and not known.is_claimed and known.owner in (NO_OWNER, session.owner)
         is_at_worker = known is None and ended is None and self._registry.workers.source_of(request_id) is not None
         if is_open or is_at_worker:
@@ -313,7 +313,7 @@ class ClientConnections(Connections[Session]):
         for request in requests:
             self._registry.fail(request, ErrorCode.ERROR_CODE_SLOW_CLIENT, reason)
             emitted.pop(request.id, None)
-        for request_id, tokens in emitted.items():  # requests that had ended, but whose last rows are dropped now
+        for request_id, tokens in emitted.items():  # these requests have ended, but their last rows were dropped
             if session.id in self.sessions:  # another overflow of the queue may have removed the session
                 code = ErrorCode.ERROR_CODE_SLOW_CLIENT
                 session.put_error(request_error(request_id, code, reason, emitted_tokens=tokens))
@@ -391,7 +391,7 @@ class ClientConnections(Connections[Session]):
                 self._send_room(known, now, is_due=is_due)
 
     def _send_status(self, session: Session, now: float) -> None:
-        """Answer a status request, or defer an early answer, or an answer on a full connection, to a later tick."""
+        """Answer a status request. If the request comes too early or the connection is full, a later tick answers."""
         if session.wants_status and now >= session.next_status:
             connected = sum(each.peer is not None for each in self.sessions.values())
             message = self._status.message(now, connected)
@@ -400,7 +400,7 @@ class ClientConnections(Connections[Session]):
                 session.next_status = max(session.next_status, now - STATUS_BURST_SECONDS) + STATUS_INTERVAL
 
     def _send_room(self, session: Session, now: float, *, is_due: bool) -> None:
-        """Send a client the workers' room for requests: at once after a worker's handshake, otherwise with a heartbeat.
+        """Tell a client how many requests the workers can still accept, after a worker's handshake or with a heartbeat.
 
         While many workers connect, for example after a restart, one message covers several handshakes.
         """
@@ -417,7 +417,7 @@ class ClientConnections(Connections[Session]):
 
 
 def owner_of(identity: Identity, name: str) -> int:
-    """Return the owner of a client's requests, a hash of the key's name or, without keys, of the client's name."""
+    """Return the owner of a client's requests: a hash of the key's name, or without a key of the client's name."""
     text = f"key {identity.name}" if identity.name else f"name {name}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) or 1
 

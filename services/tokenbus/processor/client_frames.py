@@ -43,7 +43,7 @@ class Frame:
         self.size = sum(map(len, parts)) if parts or pending_ack is None else len(body)
         """Bytes by which the frame fills the client's window."""
         self.cost = len(self.body) + sum(map(len, parts)) + len(ids) + _OVERHEAD
-        """Bytes that the frame counts for in the send queue."""
+        """Bytes that the frame adds to the size of the send queue."""
         self.ordinal = self.number = 0
         """Numbers of the frame, counted from one: `ordinal` in its send queue, and `number` in its connection."""
 

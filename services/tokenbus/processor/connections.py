@@ -124,7 +124,7 @@ class Connections(ABC, Generic[P]):
         self._interval = settings.bus.heartbeat_interval_ms / 1000
         self._timeout = settings.bus.heartbeat_timeout_ms / 1000
         self._asked: OrderedDict[bytes, float] = OrderedDict()
-        """Time of the last request for a hello, by unknown connection."""
+        """For each unknown connection, the time when the peer was last asked for a hello."""
         self._reads_large_at = 0.0
         """Time until which large frames of unknown peers are not read; each refused large frame postpones this time.
 
@@ -226,7 +226,7 @@ class Connections(ABC, Generic[P]):
         }
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
-        """Return whether a hello has the known peer's proof; an empty proof fails if another connection is alive."""
+        """Return whether a hello has the peer's proof. An empty proof fails while another connection is alive."""
         is_proven = hmac.compare_digest(known.proof, proof)
         return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
 

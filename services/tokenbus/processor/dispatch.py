@@ -18,7 +18,7 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _IMBALANCE = 8
-"""Divisor of the least load: a client's requests stay at one worker while its load is at most 1/8 higher."""
+"""A client's requests stay at one worker while its load is at most 1/8 higher than the lowest load of all workers."""
 
 
 class Dispatch:
@@ -94,7 +94,7 @@ class Dispatch:
             self.workers.abort(worker.source.stream, request.id)
 
     def _decoder_of(self, request: Request) -> Worker | None:
-        """Return the decode worker with room reserved for a request, or a substitute for a draining or lost one."""
+        """Return the decode worker that has reserved capacity, or another worker if that worker drains or is lost."""
         table, by_stream = self.registry.table, self.workers.by_stream
         reserved, prefill = (by_stream.get(int(each[request.slot])) for each in (table.decoder, table.stream))
         if prefill is not None and (reserved is None or reserved.is_draining):
@@ -121,7 +121,7 @@ class Dispatch:
     def requeue(self, request: Request) -> None:
         """Send a refused request to another worker; if no worker accepts it, the next tick fails it."""
         if request.generate is not None and request.generate.HasField("continuation"):
-            request.generate.continuation.ClearField("transfer_state")  # the next worker may need its own prefill
+            request.generate.continuation.ClearField("transfer_state")  # the next worker may be unable to use the state
         self.registry.table.requeue(request)
         self._waiting.append(request)
         self.dispatch_waiting()
@@ -140,7 +140,7 @@ class Dispatch:
                 self.registry.fail(request, error.code, error.message)
 
     def relieve_draining(self) -> None:
-        """End requests of draining workers, if their clients can continue them at a similar worker with room."""
+        """End requests of draining workers that clients can continue at a similar worker with free capacity."""
         load_of = self.registry.table.load_of
         for leaving in [each for each in self.workers.by_id.values() if each.is_draining and not _is_prefill(each)]:
             able = [each for each in self.workers.by_id.values() if self._takes_more(each) and _is_like(each, leaving)]
@@ -200,15 +200,15 @@ class Dispatch:
         def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
             load, worker = it
             is_prefill = _is_prefill(worker)
-            # Prefill workers share the load of their decode worker.
-            # Counting the client's requests would therefore always choose the same prefill worker.
+            # All prefill workers have the load of their common decode worker. If the client's requests counted, all of
+            # these requests would go to one prefill worker.
             read = 0 if is_prefill else requests_of(route, worker.source.stream)
             return -read, load, is_prefill, worker.last_turn
 
         return min(near, key=order, default=(0, None))[1]
 
     def _load(self, worker: Worker, generate: Generate) -> int | None:
-        """Return the higher load of a worker and its decode worker, or None if either worker has no room."""
+        """Return the load of a worker or of its decode worker, whichever is higher, or None if either is full."""
         target = self._decoder_for(worker, generate)
         if not self._takes_more(worker) or (target is None and _is_prefill(worker)):
             return None
@@ -216,7 +216,7 @@ class Dispatch:
         return max(load_of(worker.source.stream), load_of(target.source.stream) if target is not None else 0)
 
     def _decoder_for(self, worker: Worker, generate: Generate | None) -> Worker | None:
-        """Return the least loaded decode worker with room for a request; equally loaded workers take turns."""
+        """Return the least loaded decode worker that accepts a request; equally loaded workers take turns."""
         decoders = self._decoders(worker.stream.hello.model) if _is_prefill(worker) else []
         if generate is not None and generate.continuation_policy == _SAME_WEIGHTS:
             version = worker.stream.hello.weight_version
@@ -254,13 +254,13 @@ class Dispatch:
             for worker in self.workers.by_id.values()
             if worker.stream.hello.role != WorkerRole.WORKER_ROLE_DECODE
             and worker.stream.hello.max_requests
-            and not worker.stream.hello.tp_rank  # requests go to rank 0, and the other ranks follow
+            and not worker.stream.hello.tp_rank  # only rank 0 gets requests, and the other ranks follow rank 0
             and model in ("", worker.stream.hello.model)
             and (not _is_prefill(worker) or self._decoders(worker.stream.hello.model))
         ]
 
     def _offered(self) -> set[str | int]:
-        """Return all workers' models, adapters, tokenizers and weight versions, and the values for any worker."""
+        """Return the models, adapters, tokenizers and weight versions that workers have, and the two neutral values."""
         offered: set[str | int] = {"", 0}
         for worker in self.workers.by_id.values():
             hello = worker.stream.hello
@@ -349,8 +349,8 @@ def _has_weights(generate: Generate) -> bool:
 def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None, ...]:
     """Return the fields of a request that decide which workers can serve it.
 
-    Requests with equal fields are of one kind: if no worker has room for one request, none has room for its kind.
-    Values that no worker offers all count as None, so a client cannot add kinds by inventing names.
+    Requests with equal fields are of one kind: if all workers are full for one request, so they are for its kind.
+    A value that no worker offers counts as None, so that clients cannot add kinds by inventing names.
     """
     weights = generate.continuation.weight_version if _has_weights(generate) else 0
     asked = generate.model, generate.sampling.lora_adapter, generate.tokenizer_digest, weights

@@ -170,9 +170,9 @@ class Intake:
         return entries
 
     def _has_room(self, worker: Worker, unknown_ids: set[int], entry: ReceivedItem | LostItems) -> bool:
-        """Return whether the table has room for the unclaimed requests of an item and of the items before it.
+        """Return whether the table can hold the unclaimed requests of an item and of the items before it.
 
-        Without room, the item waits until clients have claimed earlier requests of the worker's key. After a restart,
+        Otherwise, the item waits until clients have claimed earlier requests of the worker's key. After a restart,
         workers with a shared key may report more requests than the limit of one key while clients still reconnect.
         """
         if isinstance(entry, ReceivedItem) and isinstance(entry.contents, LogprobBatch):
@@ -260,7 +260,7 @@ class Intake:
         request.generate, request.weight_version = None, admitted.weight_version
         request.is_continuable &= worker.stream.hello.continues_requests
         if worker.stream.hello.role == WorkerRole.WORKER_ROLE_DECODE:
-            admitted.ClearField("cached_tokens")  # the prefill worker has reported the count already
+            admitted.ClearField("cached_tokens")  # the prefill worker has already reported the cached tokens
         if (consumer := self.registry.consumer_of(request)) is not None:
             consumer.admitted(request, admitted)
 
@@ -350,7 +350,7 @@ class Intake:
             self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _answer_all(self) -> None:
-        """Send acks and credit after a client's ack, because a worker without credit must wait for credit."""
+        """Send acks and credit to all workers after a client's ack, instead of only at each worker's next heartbeat."""
         for worker in self._workers.by_id.values():
             self._answer(worker)
 
@@ -390,7 +390,7 @@ class Intake:
             self._evict_slowest(worker, now)
 
     def _evict_slowest(self, worker: Worker, now: float) -> None:
-        """Fail the requests of the consumers that are furthest behind, until the buffer has room.
+        """Fail the requests of the consumers that are furthest behind, until the buffer has free space.
 
         A client with few pending items is evicted only if it has held the stream back for longer than `_PATIENCE`.
         """

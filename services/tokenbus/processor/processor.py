@@ -1,4 +1,4 @@
-"""Processor: receives worker streams and delivers tokens to clients. Core: its parts, without sockets."""
+"""Processor: receives worker streams and delivers tokens to clients. Core: the processor's parts, without sockets."""
 
 import asyncio
 import secrets
@@ -269,7 +269,7 @@ class Processor:
             )
 
     def usage(self) -> Usage:
-        """Return the usage of the transport's limits by all peers together."""
+        """Return how much of the transport's limits all peers together use."""
         return self._listeners[0].usage() if self._listeners else Usage()
 
     @property

@@ -65,7 +65,7 @@ class RequestRegistry:
         self.failed_ticks = 0
 
     def submit(self, generate: Generate, stream: int, route: int, owner: int) -> Request:
-        """Open a client's request at a stream, or queue it for NO_STREAM; the caller must check for room first."""
+        """Open a client's request at a stream, or queue it if `stream` is NO_STREAM. The caller checks limits first."""
         deadline = self._deadline(generate.deadline_unix_ms, generate.deadline_ms)
         self.counts.opened += 1
         return self.table.submit(generate, stream, route, owner, deadline)
@@ -81,12 +81,12 @@ class RequestRegistry:
         return Deadline(self._now() + ms / 1000, self._clock.unix_ms() + ms, ms)
 
     def make_room(self) -> None:
-        """Drop the oldest unclaimed request, if any, to make room for a client's request."""
+        """Drop the oldest unclaimed request, if any, so that the table can hold a client's request."""
         if (request := self.table.oldest_unclaimed()) is not None:
             self._drop_unclaimed(request)
 
     def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        """Return which unknown requests cannot be opened, because tokens are missing or the table has no room."""
+        """Return which unknown requests cannot be opened, because tokens are missing or the table is full."""
         may_open = self._may_open(ids, positions, source)
         room = self.table.room_for(source.payer)
         return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
@@ -98,7 +98,7 @@ class RequestRegistry:
         return [position == 0 or request_id in source.owners for request_id, position in pairs]
 
     def waiting_for_room(self, batch: LogprobBatch, source: Source) -> set[int]:
-        """Return the unknown requests of a batch that need room, or none if their payer has no other requests."""
+        """Return the unknown requests that a batch would open, or none if the payer has no other requests."""
         if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
             return set()
         unknown = np.flatnonzero(self.table.slots_of(batch.request_ids) < 0)
@@ -158,7 +158,7 @@ class RequestRegistry:
             self.table.assign(request, source.stream)
 
     def _settle_owner(self, request: Request, owner: int) -> None:
-        """Set a resumed request's owner from its worker's hello; if another client resumed it, refuse that client."""
+        """Set a resumed request's owner as a worker's hello says. If another client resumed it, refuse that client."""
         if owner in (NO_OWNER, request.owner):
             return
         consumer = self.consumer_of(request)
@@ -245,7 +245,7 @@ class RequestRegistry:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """Drop unclaimed requests whose oldest row belongs to a pending ack, or to its stream up to `through`."""
+        """Drop unclaimed requests whose oldest row is in a pending ack's item, or in its stream up to `through`."""
         for request in self.table.open_requests():
             if request.waiting:
                 found = request.waiting[0][0].pending_ack

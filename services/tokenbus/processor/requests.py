@@ -158,12 +158,12 @@ class RequestTable:
         self.next_position = np.zeros(64, np.int64)
         self.stream = np.full(64, NO_STREAM, np.int32)
         self.decoder = np.full(64, NO_STREAM, np.int32)
-        """Stream of the decode worker that reserves room for each request at a prefill worker."""
+        """Stream of the decode worker that reserves capacity for a request while a prefill worker has the request."""
         self.state = np.zeros(64, np.uint8)
         self.route = np.zeros(64, np.int32)
         self.wants_draft = np.ones(64, np.bool_)
         self.due = np.full(64, np.inf)
-        """Time of each request's next check."""
+        """Time of the next check whether a request is overdue."""
         self.buffered_rows = 0
         """Number of rows that wait for clients."""
         self.running = self._running()
@@ -177,7 +177,7 @@ class RequestTable:
         return len(self._slots) >= self._max_requests
 
     def limit_for(self, payer: Payer) -> str:
-        """Return the limit that forbids another request of a payer, or an empty string if there is room."""
+        """Return the limit that forbids another request of a payer, or an empty string if the request is allowed."""
         if self.is_full:
             return f"open requests: at most {self._max_requests}"
         if not self.room_for(payer):
@@ -234,7 +234,7 @@ class RequestTable:
             del self._ended_at_clients[request_id]
 
     def forget_end_at_other_client(self, request_id: int, owner: int) -> None:
-        """Forget a request's end at a client, unless the owner in a worker's hello is the client that reported it."""
+        """Forget that a request has ended at a client, unless that client is the owner that a worker's hello names."""
         if owner == NO_OWNER or self._ended_at_clients.get(request_id) != owner:
             self._ended_at_clients.pop(request_id, None)
 
@@ -268,7 +268,7 @@ class RequestTable:
     # Transitions.
 
     def open(self, request_id: int, position: int, stream: int, state: State, deadline: Deadline) -> Request:
-        """Open a request; the caller must check for room first."""
+        """Open a request. The caller must check the limits first."""
         slot = self._slots.add(request_id)
         if slot == len(self._requests):
             self._add_slot()

@@ -115,10 +115,10 @@ class SendQueue:
         return [frame for frame in frames if frame.is_output]
 
     def largest(self) -> set[int]:
-        """Return the largest requests, without whose frames the queue would be at most half full.
+        """Return the largest requests whose frames must be dropped until the queue is at most half full.
 
-        Only the more exhausted limit, on frames or on bytes, counts. Frames with rows of several requests cannot be
-        dropped; if they fill more than half of the queue, an empty set is returned.
+        Of the limits on frames and on bytes, only the one that is closer to being reached counts. Frames with rows of
+        several requests cannot be dropped; if they fill more than half of the queue, an empty set is returned.
         """
         of = self.bytes / self._max_bytes < self.outputs / self._max_frames
         left, bound = ((self.bytes, self._max_bytes), (self.outputs, self._max_frames))[of]

@@ -41,7 +41,7 @@ class Session(KnownPeer):
     hellos: int = 0
     """Number of completed handshakes."""
     handshakes: float = 0.0
-    """Number of handshakes that counted against the rate limit at the last handshake."""
+    """Value of the rate limit's counter of recent handshakes at the last handshake."""
     handshakes_at: float = 0.0
     wants_status: bool = False
     """Whether a status request is still unanswered."""
@@ -49,7 +49,7 @@ class Session(KnownPeer):
     knows_others: bool = False
     """Whether the client knows other processors, so that it gets Room messages and may continue requests elsewhere."""
     room: Room | None = None
-    """The last Room message to the client; `room_at` is its time, and `arrivals` the workers' handshakes by then."""
+    """Last Room message to the client, sent at the time `room_at`, when workers had made `arrivals` handshakes."""
     room_at: float = 0.0
     arrivals: int = 0
     _gathered: dict[PendingAck, list[_Piece]] | None = None

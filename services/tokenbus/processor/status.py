@@ -15,9 +15,9 @@ STATUS_BURST_SECONDS = 2.0
 """Period without requests after which a client may send several requests at once, in seconds."""
 _MOST_WORKERS = bounds_in(ProcessorStatus.DESCRIPTOR.fields_by_name["workers"].GetOptions()).max_items
 _MOST_ADAPTER_BYTES = 128 * 1024
-"""Limit on the total bytes of adapter names, so that the frame stays within its own limit."""
+"""Maximum total bytes of adapter names, so that the status frame stays within its size limit."""
 _ENCODED_BYTES = 4
-"""Maximum number of bytes that the encoding adds to a name."""
+"""Maximum number of bytes that the encoding adds to an adapter's name."""
 
 
 class StatusReport:

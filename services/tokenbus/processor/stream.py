@@ -42,7 +42,7 @@ class LostItems:
     reason: GapReason
     request_ids: frozenset[int]
     size: int = 0
-    """Credit that the items used, in bytes."""
+    """Bytes of credit that the lost items used."""
 
 
 class ItemOutcome(StrEnum):

@@ -49,7 +49,7 @@ class WorkerConnections(Connections[Worker]):
         self._intake = intake
         self._registry = intake.registry
         self._fenced: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Minimum epoch for a departed worker's return, and the time when this restriction ends, by worker id."""
+        """For each departed worker, the minimum epoch with which it may return, and when this limit expires."""
 
     def _handle(self, peer: bytes, known: Worker | None, parts: list[bytes], now: float) -> None:
         if not parts:
@@ -132,7 +132,7 @@ class WorkerConnections(Connections[Worker]):
         return None
 
     def _check_fence(self, worker_id: str, epoch: int, now: float) -> None:
-        """Refuse incarnations older than a departed one for a while; no epoch may block a worker id forever."""
+        """For a limited time, refuse incarnations older than a departed one. No epoch blocks a worker id forever."""
         latest, until = self._fenced.get(worker_id, (0, now))
         if now < until:
             self._check_epoch(worker_id, epoch, latest)

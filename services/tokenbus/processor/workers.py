@@ -28,11 +28,11 @@ class Worker(KnownPeer):
     acknowledged: int = 0
     """Last sequence that was acknowledged to the worker."""
     no_decode_since: float | None = None
-    """Time since which this prefill worker has had no decode worker at this processor, or None."""
+    """Time when this prefill worker lost its last decode worker at this processor, or None."""
     last_turn: int = 0
-    """Number of the last request dispatched to the worker; among equally loaded workers, the lowest is next."""
+    """Serial number of the worker's last request. Of equally loaded workers, the lowest number is next."""
     stalled: float = 0.0
-    """Seconds without progress of the engine, from the worker's last heartbeat."""
+    """Seconds for which the engine had made no progress, as the worker's last heartbeat reported."""
     is_stalled: bool = False
     """Whether the worker gets no requests because its connection is closed or its engine makes no progress."""
     kv_cache_permille: int | None = None
@@ -42,13 +42,13 @@ class Worker(KnownPeer):
     is_draining: bool = False
     """Whether the worker drains, so that it gets no new requests."""
     held_back: tuple[PendingAck, float] | None = None
-    """Oldest pending ack while the consumers' buffer is too full, and the time since which it has been the oldest."""
+    """While the consumers' buffer is too full, the oldest pending ack, and since when this ack has been the oldest."""
     waits_for_room: bool = False
-    """Whether the next item has more unclaimed requests than the table has room for."""
+    """Whether the next item has more unclaimed requests than the table can hold."""
     hellos: int = 0
     """Number of completed handshakes."""
     reconcile: int | None = None
-    """Last sequence before the worker's hello, or None once the requests in the hello were reconciled."""
+    """Last sequence before the worker's hello, or None after the hello's requests were compared with the table."""
 
     def count(self, step: Step) -> None:
         counts, rows = self.stream.counts, step.rows
@@ -73,7 +73,7 @@ class Workers(Peers[Worker]):
         self.arrivals = 0
         """Number of completed handshakes of all workers."""
         self.departed: OrderedDict[str, StreamCounts] = OrderedDict()
-        """Counts of up to `max_workers` lost workers, which keep the processor's sums from dropping."""
+        """Counts of up to `max_workers` lost workers, so that the processor's totals never decrease."""
         self.lost = 0
 
     def add(self, worker: Worker) -> None:

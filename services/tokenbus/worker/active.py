@@ -17,7 +17,7 @@ class ActiveRequests:
         self._lock = threading.Lock()
         self._deadlines: dict[int, float] = {}
         """Deadlines by request id, in milliseconds since 1970-01-01 UTC, or infinity for no deadline."""
-        self._earliest = math.inf  # a lower bound of all deadlines
+        self._earliest = math.inf  # no deadline is earlier than this time
 
     def add(self, generate: Generate) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ from tokenbus_contracts import (
 )
 
 _LOWEST = np.float32(-9999)  # replaces minus infinity, as in OpenAI's API
-_HEADER_BYTES = 512  # upper bound on the header plus the framing (keys and lengths) of all columns
+_HEADER_BYTES = 512  # maximum size of the header, and of the keys and lengths of all columns
 _NONE_U1, _NONE_U4, _NONE_F4 = (np.zeros(0, np.dtype(kind)) for kind in ("u1", "<u4", "<f4"))
 _CHECKED_BY_ROW = (
     *("positions", "token_ids", "ranks", "alternative_token_ids", "proposal_token_ids"),
@@ -30,7 +30,7 @@ _CHECKED_BY_ROW = (
 _FLOORED = frozenset(("other_logprobs", "given_logprobs"))
 _INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
-_SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)  # indexed by whether a row is scored
+_SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)  # element 1 is for scored rows
 _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 
@@ -91,7 +91,7 @@ class StepAssembler:
         try:
             batch = LogprobBatch(header, **columns)
         except ContractError:
-            # Clip numbers that their columns cannot hold, so that the encoder refuses only the rows of these numbers.
+            # Clip numbers that are too large for their columns, so that the encoder refuses only the affected rows.
             clipped = {name: _clipped(columns[name]) for name in _CHECKED_BY_ROW if name in columns}
             batch = LogprobBatch(header, **(columns | clipped))
         self._last_step = max(self._last_step, batch.header.step)

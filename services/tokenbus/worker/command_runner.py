@@ -16,11 +16,11 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestEvent
 from tokenbus_contracts.schema import bounds_in
 
 _log = logger("worker")
-_MAX_KNOWN = 256  # commands whose answers are remembered, because a client repeats a command until it gets the answer
+_MAX_KNOWN = 256  # number of remembered answers, because a client repeats a command until it gets the answer
 _MAX_WAITING = 64
 _END_OF_VERSIONS = 2**63
-"""Limit of the versions that operators may choose. Higher versions result from updates without a chosen version."""
-_MAX_ADAPTERS = 200  # adapters whose names fit into an answer and into a worker's hello
+"""Operators may choose only versions below this number. Updates without a chosen version may exceed it."""
+_MAX_ADAPTERS = 200  # maximum number of adapters, whose names must fit into an answer and into a hello
 _MAX_RESULT_BYTES = bounds_in(ControlAnswer.DESCRIPTOR.fields_by_name["results"].GetOptions()).max_bytes
 _DROPS_WEIGHTS = 2  # the level of sleep that drops the weights
 _NEEDS_HALT = frozenset({"pause", "load_weights", "transfer_weights", "sleep"})
@@ -51,7 +51,7 @@ class CommandRunner:
         self._is_paused = False  # whether the engine is paused, or will be when its work is done
         self._operator_paused = False
         self._paused_by, self._paused_since = "", 0
-        """Client that last paused the engine, and the time of this pause in milliseconds since 1970-01-01 UTC."""
+        """Client that last paused the engine, and the time of the pause in milliseconds since 1970-01-01 UTC."""
         self._lease_ends, self._lease_key = inf, 0
         """Time at which the lease of an operator's pause ends, and the key of the pause command."""
         self._unix_ms = unix_ms
@@ -124,7 +124,7 @@ class CommandRunner:
             self._begun = control
 
     def _pause_for(self, control: Control) -> None:
-        """Check that a command can run on a halted engine, and begin to halt the engine."""
+        """Check that a command can run, and begin to halt the engine for the command."""
         name = _name(control)
         pause = self._method("pause", name)
         if name in ("load_weights", "transfer_weights"):
@@ -164,7 +164,7 @@ class CommandRunner:
             self._is_paused = False
 
     def _describe(self, _: Control) -> None:
-        """Do nothing, because each answer contains the engine's state."""
+        """Do nothing, because every answer contains the engine's state anyway."""
 
     def _pause(self, control: Control) -> None:
         lease, now = control.pause.lease_ms, self._unix_ms()

@@ -18,7 +18,7 @@ class EngineBrokenError(RuntimeError):
 
 
 class EngineStepError(RuntimeError):
-    """A step failed without tokens, and changed only the requests that the error names.
+    """A step failed without returning tokens, and changed only the requests that the error names.
 
     The worker ends the named requests. If the error names no requests, the worker ends the requests admitted since the
     last successful step, or else all requests. The next step computes the remaining requests.
@@ -91,7 +91,7 @@ def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """Facts about an engine in a worker's handshake, with the names of the hello's fields."""
+    """Facts about an engine that a worker sends in its hello, in fields with the same names."""
 
     max_model_tokens: int = 0
     tokenizer_digest: int = 0
@@ -125,10 +125,10 @@ class FullEngine(Engine, Protocol):
     token_scores: Collection[str]
     """Fields of `token_scoring` for which the engine fills arrays of `StepArrays`. Other fields are refused."""
     continues_requests: bool
-    """Whether the engine continues a request after the tokens of `Generate.continuation`.
+    """Whether the engine can continue a request that begins with the output tokens in `Generate.continuation`.
 
-    The first new token has the next position. `max_tokens`, `min_tokens` and stops also count the continuation's
-    tokens. `admit` raises ValueError for parameters with which the engine cannot continue.
+    The first new token has the position after these tokens. `max_tokens`, `min_tokens` and stops also count the
+    continuation's tokens. `admit` raises ValueError for parameters with which the engine cannot continue.
 
     Decode workers need an engine that continues requests. In a decode worker, `continuation.transfer_state` is the
     value from the prefill worker's `StepArrays.transfer_states`, if any. An engine that cannot use the transfer state
@@ -144,20 +144,20 @@ class FullEngine(Engine, Protocol):
     """Further fields of `EngineState` for trainers, such as `dtype` and `value_kind`."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the token ids of a prompt. The worker replaces a session's text prompt by its ids before `admit`."""
+        """Return a prompt's token ids. Before `admit`, the worker replaces text prompts of sessions by token ids."""
 
     def pause(self, *, running: bool) -> None:
-        """Begin no new requests. If `running` is set, also pause the running requests.
+        """Pause all requests that are not running yet. If `running` is set, also pause the running requests.
 
-        Requests can still be admitted and aborted. The engine becomes idle after the launched steps if `running` is
-        set, and otherwise after the running requests.
+        Requests can still be admitted and aborted. If `running` is set, the engine becomes idle after the launched
+        steps. Otherwise, it first finishes running requests.
         """
 
     def resume(self) -> None:
-        """Compute all requests again."""
+        """End the pause of all requests."""
 
     def load_weights(self, folder: Path) -> None:
-        """Replace the weights by a folder's weights. Called only while the engine has no work.
+        """Replace the engine's weights by the weights in a folder. Called only while the engine has no work.
 
         After a ValueError the old weights are in place. After any other exception the weights count as damaged.
         """
@@ -183,7 +183,7 @@ class FullEngine(Engine, Protocol):
         """Call a method in each computing process, and return results that JSON can represent."""
 
     def load_adapter(self, name: str, folder: Path, *, replace: bool) -> None:
-        """Load a LoRA adapter into `lora_adapters`."""
+        """Load a LoRA adapter, and add its name to `lora_adapters`."""
 
     def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter."""
@@ -193,7 +193,7 @@ class FullEngine(Engine, Protocol):
 class EngineKind:
     """An engine for `tokenbus worker --engine NAME`, from an entry point of `tokenbus.engines`.
 
-    Listing the engines imports the module of each kind, so heavy imports belong in `make`.
+    Every command that lists the engines imports the modules of all kinds, so heavy imports belong in `make`.
     """
 
     summary: str

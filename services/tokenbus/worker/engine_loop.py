@@ -65,7 +65,7 @@ class EngineLoop:
         self._is_finishing = False
         self._failed_in_a_row = 0
         self._failed: dict[int, None] = {}
-        """Failed requests whose last rows the engine has not yet returned, oldest first."""
+        """Failed requests, oldest first, whose last rows the engine has not returned yet."""
 
     def serve(self, stop: threading.Event, pace: Callable[[], None] | None = None) -> None:
         """Admit requests and publish steps until `stop` is set. `pace` is called before each step.
@@ -77,7 +77,7 @@ class EngineLoop:
                 self.turn(0 if self._engine.has_work else _IDLE_SECONDS, pace)
 
     def turn(self, seconds: float = 0, pace: Callable[[], None] | None = None) -> None:
-        """Take new requests and commands, waiting at most `seconds` for any, and compute a step if there is work."""
+        """Wait at most `seconds` for requests and commands, and compute a step if the engine has work."""
         with self._ending_requests_if_broken():
             self._take_requests(seconds)
             self._run_commands()
@@ -247,7 +247,7 @@ class EngineLoop:
         """End the requests that may have made a step fail.
 
         An EngineStepError ends the named requests, or else the requests admitted since the last successful step. Any
-        other exception ends all requests. If there is no request to suspect, all requests end, and too many of these
+        other exception ends all requests. If no request could be the cause, all requests end, and too many of these
         failures in a row raise EngineBrokenError.
         """
         self._client.counts.failed_steps += 1

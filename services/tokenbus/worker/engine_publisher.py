@@ -53,14 +53,14 @@ class EnginePublisher(EngineOutput):
         return self.publisher.is_running
 
     def take_aborts(self) -> list[int]:
-        """Return the requests with unpublished rows since the last call. Any thread may call this method."""
+        """Return the requests that have lost rows since the last call. Any thread may call this method."""
         aborts = []
         while self._aborts:
             aborts.append(self._aborts.popleft())
         return aborts
 
     def publish_event(self, event: RequestEvent) -> None:
-        """Publish an event. Without room, the event's request ends, or the operator's call times out."""
+        """Publish an event. If retention is full, the event's request ends, or the operator's call times out."""
         if event.HasField("error"):
             self.active.end([event.error.request_id])
         try:
@@ -127,7 +127,7 @@ class EnginePublisher(EngineOutput):
             self.failed(request_id, ErrorCode.ERROR_CODE_ENGINE, f"its batch breaks the contract: {error}")
 
     def _end_unpublished(self, full: RetentionFullError) -> None:
-        """End the requests of an item that found no room. A gap in the stream names these requests."""
+        """End the requests of an item for which retention was full. A gap in the stream names these requests."""
         # Write only one log line until the next ack, because new requests may arrive all the time.
         self._repeated_log.begin("room", _log.error, "requests ended: no room", requests_ended=len(full.request_ids))
         self.active.end(full.request_ids)
@@ -137,7 +137,7 @@ class EnginePublisher(EngineOutput):
 def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[LogprobBatch, dict[int, ContractError]]:
     """Return a batch with empty rows in place of invalid rows, and the errors of the invalid rows by request id.
 
-    Raises the given error if single rows are not its cause.
+    Raises `error` if it is not caused by single rows.
     """
     if not batch.has_consistent_lengths():
         raise error
@@ -160,7 +160,7 @@ def isolate(batch: LogprobBatch, limits: Limits, error: ContractError) -> tuple[
 
 
 def _with_empty_rows(batch: LogprobBatch, empty: npt.NDArray[np.bool_]) -> LogprobBatch:
-    """Return a batch with some rows emptied and moved to the end. All rows keep their batch indices."""
+    """Return a batch in which some rows are empty and moved to the end. All rows keep their batch indices."""
     columns = batch.select(np.flatnonzero(~empty)).columns
     rows = np.flatnonzero(empty)
     for name in ("request_ids", "batch_indices", "positions"):

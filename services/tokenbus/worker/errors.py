@@ -12,11 +12,11 @@ class NotRunningError(PublishError):
 
 
 class WouldWaitError(PublishError):
-    """`publish` would block the event loop that frees retention, so use `await publisher.published(...)` instead."""
+    """`publish` would block the event loop that receives acks, so use `await publisher.published(...)` instead."""
 
 
 class RetentionFullError(PublishError):
-    """Retention was full for longer than the policy waits, so the batch's requests end with an error."""
+    """Retention stayed full for longer than the policy allows, so the batch's requests end with an error."""
 
     def __init__(self, request_ids: Iterable[int], items: int, size: int, why: str) -> None:
         self.request_ids = frozenset(request_ids)

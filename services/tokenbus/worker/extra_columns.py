@@ -1,4 +1,4 @@
-"""Extra columns: values besides logprobs that some rows' requests asked for."""
+"""Extra columns: values other than logprobs, for the requests that asked for such values."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tokenbus_contracts.extras import Extra
 
 
 def extra_columns(arrays: StepArrays, ragged: Ragged, scored: Host | None) -> dict[str, Host]:
-    """Return the columns that at least one scored row asked for, with the elements of the kept tokens."""
+    """Return each extra column that a scored row asked for, with values only for kept tokens."""
     if scored is None or (arrays.extras is arrays.given_counts is arrays.mask_bounds is None):
         return {}
     return _of_kinds(arrays, ragged, scored) | _of_given(arrays, ragged, scored) | _of_masks(arrays, ragged, scored)

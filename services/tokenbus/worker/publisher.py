@@ -37,7 +37,7 @@ _SHED = (
     *("given_counts", "given_token_ids", "given_logprobs", "mask_bounds", "mask_sizes", "mask_token_ids"),
     *_ALTERNATIVES,
 )
-"""Columns in which a shed row has no values."""
+"""Columns that are empty for shed rows, which lose their alternatives because retention is full."""
 _MAX_STALLED_MS = 2**32 - 1
 
 
@@ -97,7 +97,7 @@ class Publisher:
             retention = Retention(worker.most_items, worker.retention_bytes, checksum=worker.checksum)
         self.retention = retention
         self.incoming = RequestQueue(worker.max_requests) if incoming is None else incoming
-        self._publishing = threading.Lock()  # held while waiting for room, so that batches stay in order
+        self._publishing = threading.Lock()  # held while retention is full, so that batches stay in order
         self._room = threading.Condition()
         addresses = listed_addresses(bus.workers_address)
         # The order depends on a hash of worker and address, so that workers spread over the processors.
@@ -142,7 +142,7 @@ class Publisher:
         self.failed = 0
         """Number of rows whose requests ended because retention was full."""
         self.blocked = 0
-        """Number of batches that had to wait for room in retention."""
+        """Number of batches that had to wait because retention was full."""
         self.blocked_seconds = 0.0
 
     def __enter__(self) -> "Publisher":
@@ -221,7 +221,7 @@ class Publisher:
         The sequence is 0 if another rank publishes the batch or the batch's requests were given up. `publish` sets the
         worker's id, the epoch and the sequence of the header. `publish` never waits for the network, but blocks while
         retention is full under the policies `block` and `shed`. Raises ContractError if the batch breaks the contract,
-        RetentionFullError if the batch finds no room, and NotRunningError outside of `with`.
+        RetentionFullError if retention stays full, and NotRunningError outside of `with`.
         """
         if self.settings.worker.tp_rank:
             self.gated += 1
@@ -230,7 +230,7 @@ class Publisher:
             self._check_running()
             epoch = self.epoch
             payload = encode(self.addressed(batch), self._limits)
-            with self._room:  # one lock, so that a hello with the item also names the item's requests
+            with self._room:  # both under one lock, so that a hello with the item also names the item's requests
                 sequence = self._retain(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_ids, epoch)
                 if not sequence:
                     self.session.ended(_leaving(batch), self.clock.now())
@@ -292,7 +292,7 @@ class Publisher:
             )
 
     def addressed(self, batch: LogprobBatch) -> LogprobBatch:
-        """Return the batch with this worker's id and epoch and the next sequence. The policy may shed alternatives.
+        """Return the batch with this worker's id, epoch and next sequence, perhaps without its alternatives.
 
         Raises ContractError if the step is so old that a processor would discard it as a duplicate.
         """
@@ -317,7 +317,7 @@ class Publisher:
         return batch.headed(header)
 
     def _retain(self, kind: PayloadKind, payload: bytes, request_ids: npt.NDArray[np.uint64], epoch: int) -> int:
-        """Retain an item of an epoch, and return its sequence, or 0 if its requests were given up."""
+        """Retain an item, and return its sequence, or 0 if its requests belong to a processor that was given up."""
         self.counts.signs += 1
         with self._room:
             if not self.retention.has_room(len(payload)) and not self._wait_for_room(len(payload)):
@@ -334,7 +334,7 @@ class Publisher:
         return sequence
 
     def lose(self, request_ids: list[int]) -> None:
-        """Leave a gap in the stream, which ends the given requests with an error."""
+        """Skip a sequence of the stream. The gap ends the given requests with an error."""
         with self._room:
             if request_ids:  # a gap that names no request ends all requests of the stream
                 self.retention.drop(request_ids)
@@ -344,7 +344,7 @@ class Publisher:
             self.link.wake()
 
     def lose_all(self) -> None:
-        """Leave a gap that ends all requests of the stream, because the requests that lost rows are unknown."""
+        """Skip a sequence of the stream. The gap ends all requests, because the requests that lost rows are unknown."""
         with self._room:
             self.retention.drop(())
             self._end_requests([*self.session.requests, *self.session.given_up])
@@ -384,7 +384,7 @@ class Publisher:
         self._made_room()
 
     def _made_room(self) -> None:
-        """Wake the threads that wait for room. The link's thread calls this method with the lock held."""
+        """Wake the threads that wait for free retention. The link's thread calls this method with the lock held."""
         self._room.notify_all()
 
     def take_requests(self, seconds: float = 0) -> list[Generate | Abort]:

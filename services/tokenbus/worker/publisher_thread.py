@@ -88,7 +88,7 @@ class PublisherThread(EngineOutput):
                 _log.exception("a step was not published")
                 self._error = error
         self._error = self._error or NotRunningError("the publisher's thread was closed")
-        with self._room:  # an engine's thread that waits for room must raise the error
+        with self._room:  # an engine's thread that waits for a full queue must raise the error
             self._room.notify()
 
 

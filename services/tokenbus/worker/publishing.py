@@ -36,7 +36,7 @@ def publisher_client(
     *,
     in_background: bool = False,
 ) -> EnginePublisher | PublisherProcess:
-    """Start a publisher that ends with the stack, by default in a process on Linux. The publisher's methods may block.
+    """Start a publisher that ends with the stack. On Linux, the default is another process. The methods may block.
 
     `in_background` is an argument of PublisherProcess. Errors are the same as in `publishing`.
     """

@@ -1,4 +1,4 @@
-"""Ragged: an engine's arrays on the host, and the selection of the tokens that rows keep."""
+"""Ragged: copies an engine's arrays to the host, and selects the elements of the tokens that rows keep."""
 
 from operator import index
 from typing import Any, cast
@@ -83,7 +83,7 @@ class Ragged:
         self._scored = None if scored is None or scored.all() else np.repeat(scored, counts)
 
     def of(self, rows: Host) -> "Ragged":
-        """Return the same selection with `rows` as the mask of scored rows."""
+        """Return a selection of the same tokens, in which the mask `rows` marks the scored rows."""
         return Ragged(self.given, self.counts, rows)
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
@@ -91,7 +91,7 @@ class Ragged:
         return self._of_kept(name, self._flattened(name, on_host(name, array), 1))
 
     def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's
-        """Return the elements of the scored rows' kept tokens, from an array of the scored rows or of all rows."""
+        """Return the elements of the kept tokens of scored rows. The array covers the scored rows or all rows."""
         host = self._flattened(name, on_host(name, array), dimensions)
         if self._scored is not None and host.shape[0] == self.tokens:
             return host[self._scored if self.kept is None else self._scored & self.kept]

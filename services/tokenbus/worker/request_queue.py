@@ -8,7 +8,7 @@ from tokenbus_contracts import ContractError
 from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate
 
-_MAX_CONTROLS = 64  # commands that a processor lets wait for one worker
+_MAX_CONTROLS = 64  # number of unanswered commands that a processor allows for one worker
 
 
 class RequestQueue:

@@ -27,13 +27,13 @@ class Retained:
 
     @property
     def last_sequence(self) -> int:
-        """Same as `sequence`, because an item is not a run."""
+        """Always equal to `sequence`, because a retained item is not a run."""
         return self.sequence
 
 
 @dataclass(slots=True)
 class Dropped:
-    """A run of items that found no room, and whose requests end with an error."""
+    """A run of items that were lost because retention was full. The requests of these items end with an error."""
 
     sequence: int
     last_sequence: int
@@ -68,7 +68,7 @@ class Retention:
         return len(self._entries) + items < self._max_items and self.bytes + size <= self._max_bytes
 
     def share_used(self) -> float:
-        """Return the fill level from 0 to 1, which is the higher of the levels by items and by bytes."""
+        """Return the fill level from 0 to 1, by number of items or by bytes, whichever is higher."""
         return max(len(self._entries) / self._max_items, self.bytes / self._max_bytes)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
@@ -80,7 +80,7 @@ class Retention:
         return item
 
     def drop(self, request_ids: Iterable[int]) -> None:
-        """Use the next sequence for a lost item. This always fits, because a run of lost items is a single entry."""
+        """Use the next sequence for a lost item. A lost item always fits, because a run of them is a single entry."""
         self._add_dropped(self.next_sequence, self.next_sequence, frozenset(request_ids))
         self.next_sequence += 1
 
@@ -108,10 +108,10 @@ class Retention:
         self.bytes, self.next_sequence = 0, 1
 
     def find(self, sequence: int) -> Retained | Dropped | None:
-        """Return the entry with a sequence, or None if the item was acknowledged or is not yet published."""
+        """Return the entry that covers a sequence, or None if the item was acknowledged or is not published yet."""
         if not self._entries or not self.first_sequence <= sequence < self.next_sequence:
             return None
-        # The index follows from the sequence, but runs of dropped items make the index smaller.
+        # The index is the distance from the first sequence, or smaller if earlier entries are runs of dropped items.
         index = min(sequence - self.first_sequence, len(self._entries) - 1)
         entry = self._entries[index]
         if entry.sequence <= sequence <= entry.last_sequence:

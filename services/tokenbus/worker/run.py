@@ -94,7 +94,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     transport: Transport | None = None,
     started: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the engine of a thread, as `run_engine` does, until `stop` is set or the engine's loop ends."""
+    """Run the engine that `thread` made, as `run_engine` does, until `stop` is set or the engine's loop ends."""
     engine = thread.made.result()
     stop_loop = threading.Event()
     pace = Pace(steps_per_second, time.monotonic, stop_loop.wait) if steps_per_second else None
@@ -114,7 +114,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         looping: list[asyncio.Future[None]] = []
-        # Wait for the loop only after the publisher's end, which wakes a thread that waits for room.
+        # Wait for the loop only after the publisher has ended, because this end wakes a blocked thread.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
         out: PublisherThread | PublisherProcess
         client: PublisherClient

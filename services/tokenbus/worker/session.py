@@ -41,7 +41,7 @@ _MAX_RECEIVED = 1024
 
 
 def turn_of(generate: Generate) -> Admitted | None:
-    """Return the turn's fields for an admission, or None for a first turn that no worker has begun."""
+    """Return the fields of a request's turn for its admission, or None for a first turn that no worker has begun."""
     if not generate.first_request_id and not generate.HasField("continuation"):
         return None
     continuation = generate.continuation
@@ -73,7 +73,7 @@ class WorkerSession(ReconnectingSession):
         """Create a session. All times are in seconds.
 
         `on_request` gets each new request and each abort, and may raise ContractError as a refusal. `on_room` is called
-        when an ack has made room in retention.
+        when an ack has freed retention.
         """
         super().__init__(interval, timeout, processors, abandon_after)
         self._introduction = deepcopy(hello)
@@ -96,11 +96,11 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._received: dict[int, tuple[int, int]] = {}
-        """Number and deadline of each recent request, oldest first, to tell a repetition from a reuse of the id."""
+        """Number and deadline of each recent request, oldest first. A later request with the same id may be a reuse."""
         self._count = self._count_at_hello = 0
-        """Number of received requests, now and at the last hello."""
+        """Number of all received requests, and this number at the time of the last hello."""
         self._unlisted = range(0)
-        """Numbers of the requests since the last answered hello, which the processor may repeat."""
+        """Numbers of the requests that the processor may repeat, because they arrived after the last answered hello."""
         self.requests: dict[int, tuple[int, Admitted | None]] = {}
         """Owner and turn of each of the worker's requests, including requests that wait for the engine."""
         self.given_up: set[int] = set()
@@ -126,7 +126,7 @@ class WorkerSession(ReconnectingSession):
         self.requests[generate.request_id] = generate.owner, turn_of(generate)
 
     def set_engine_state(self, state: EngineState) -> None:
-        """Update the LoRA adapters, the version of the weights, and the pause for the next hello."""
+        """Set the LoRA adapters, the version of the weights, and the pause that the next hello will report."""
         self._introduction.lora_adapters[:] = state.lora_adapters
         self._introduction.paused_since_unix_ms = state.paused_since_unix_ms
         self._introduction.paused_by = state.paused_by
@@ -202,7 +202,7 @@ class WorkerSession(ReconnectingSession):
         # Earlier items may still be on their way to a client, so each item is retained until its ack.
 
     def _begin_epoch(self) -> None:
-        """Give up the requests of the earlier processor, and drop the items for that processor.
+        """Abort the requests of the earlier processor, and drop the items for that processor.
 
         A worker whose requests come from its own server keeps the requests.
         """
@@ -213,7 +213,7 @@ class WorkerSession(ReconnectingSession):
             given_up, self.requests = self.requests, {}
             self.given_up.update(given_up)
             for request_id in given_up:
-                with suppress(ContractError):  # without room for an abort, the request ends by itself
+                with suppress(ContractError):  # if the queue is full, the request ends without an abort
                     self._on_request(Abort(request_id=request_id))
 
     def ended(self, request_ids: Iterable[int], now: float) -> None:
@@ -238,7 +238,7 @@ class WorkerSession(ReconnectingSession):
         if not first <= last < self._next_sequence:
             limit = f"a range within what was sent, up to {self._next_sequence - 1}"
             raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
-        if len(self._replays) < _MAX_REPLAYS:  # the processor asks again for further replays
+        if len(self._replays) < _MAX_REPLAYS:  # the processor will request the other replays again
             self._replays.append((first, last))
 
     @property
@@ -261,7 +261,7 @@ class WorkerSession(ReconnectingSession):
         return beat
 
     def _greeting(self, now: float) -> list[bytes] | None:
-        """Send a hello unless the engine is stalled, as the processor would at once declare a stalled worker lost."""
+        """Send a hello unless the engine is stalled. The processor would at once declare a stalled worker lost."""
         if now >= self._next_greeting:
             most = 1000 * self.timeout + self._introduction.longest_step_ms
             if self.stalled_ms(now) > most:

@@ -58,29 +58,29 @@ class StepArrays:
     top_ks: Array | None = None
     """Number of alternatives that each row's request wants, by default all given alternatives."""
     extras: Array | None = None
-    """Sum of `Extra` values for each row whose request wants `other_logprobs` or `entropies`."""
+    """Sum of the `Extra` values (`other_logprobs`, `entropies`) that each row's request wants."""
     other_logprobs: Array | None = None
-    """Values of all tokens in the other distribution, or a flat array for only the rows that want values."""
+    """Logprobs of all tokens in the other distribution, or a flat array for only the rows that want them."""
     entropies: Array | None = None
     """Entropy of the distribution of each token's logprobs, laid out as `other_logprobs`."""
     given_counts: Array | None = None
-    """Number of token ids whose values each row's request wants at each position."""
+    """Number of token ids whose logprobs each row's request wants at each position."""
     given_token_ids: Array | None = None
     """Flat array of each row's requested token ids."""
     given_logprobs: Array | None = None
-    """Flat array of the values of the row's `given_token_ids` for each token."""
+    """Flat array of each token's logprobs of the row's `given_token_ids`."""
     mask_bounds: Array | None = None
     """Size of the largest mask whose ids each row's request wants, or 0 for no masks."""
     mask_sizes: Array | None = None
-    """Number of tokens that sampling could have chosen, laid out as `other_logprobs`, for rows with a bound."""
+    """Number of tokens that sampling could choose, laid out as `other_logprobs`, for rows with a mask bound."""
     mask_token_ids: Array | None = None
-    """Flat array of the ids of each mask within the row's bound, in order."""
+    """Flat array of the ascending ids of each mask that does not exceed the row's bound."""
     draft_token_counts: Array | None = None
     """Number of draft tokens of each row that this step verified, by default 0."""
     proposal_token_ids: Array | None = None
     """Draft tokens that are not verified yet, flat or padded."""
     proposal_counts: Array | None = None
-    """Number of proposals of each row."""
+    """Number of each row's unverified draft tokens."""
     index_to_batch_id: Array | None = None
     """Index of each row in the original batch, by default the row's own index."""
     kind: BatchKind = BatchKind.TARGET
@@ -98,7 +98,7 @@ class StepArrays:
     weight_version: int = 0
     """Version of the weights that computed the step, or 0 if unknown."""
     parts: int = 1
-    """Minimum number of messages for this batch, whose size may require more messages."""
+    """Minimum number of messages for this batch; its size may require more."""
     transfer_states: Mapping[int, bytes] = field(default_factory=dict)
     """Transfer states by the ids of HANDED_OFF requests, at most 48 KiB each, published before the batch.
 
@@ -114,4 +114,4 @@ class StepArrays:
 
 
 ARRAYS = tuple(each.name for each in fields(StepArrays) if each.type in (Array, Array | None))
-"""Names of the fields that are arrays."""
+"""Names of all fields of StepArrays that are arrays."""

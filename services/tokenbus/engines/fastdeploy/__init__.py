@@ -48,12 +48,12 @@ _THEIRS = "TOKENBUS_FASTDEPLOY_OPS"
 
 
 def configure(options: Options) -> None:
-    """Set the options before the first save or get. The environment supplies defaults."""
+    """Set the options, which is allowed only before the first save or get. The environment supplies defaults."""
     PROCESS.configure(options)
 
 
 def assign(slot: int, request_id: int, *, rank_id: int = 0) -> None:
-    """Set a slot's request id on the bus, beginning with its next step. FastDeploy's queue has no request ids."""
+    """Publish a slot's next steps under this request id. FastDeploy's own queue has no request ids."""
     if not 0 <= slot < SLOTS:
         raise ContractError("slot", f"0 to {SLOTS - 1}", slot, rule=Rule.NAMED)
     if not 1 <= request_id <= _MOST_KEY:

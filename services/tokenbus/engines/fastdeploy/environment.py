@@ -25,16 +25,16 @@ A Unix socket's path has at most 107 bytes, and the path of an id's second queue
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that the engine's ops do not pass."""
+    """Options that FastDeploy does not pass to the ops."""
 
     settings: Settings | None = None
     """Settings, or None to read the environment."""
     form: str | None = None
     """Name of a form in `forms.FORMS`, or None for the form of the environment or of the installed FastDeploy."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
-    """Speculative method to publish, which the save ops do not name."""
+    """Speculative method that the published steps name, because the save ops do not name any method."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """Kind of the engine's logprobs to publish."""
+    """Kind of logprobs that the engine computes, which the published steps name."""
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
@@ -52,7 +52,7 @@ def queue_id(environment: Mapping[str, str] | None = None) -> int:
 
 
 def message_id(environment: Mapping[str, str] | None = None) -> int:
-    """Return the stop flag of messages while work remains. The negated flag means that no work remains."""
+    """Return the number that messages carry as their stop flag. The negated number means that no work remains."""
     found = _whole(_MESSAGE, environment, 1)
     if found == _RESERVED:
         raise SettingsError(_MESSAGE, "any number except 2, which means that nothing was read", found)
@@ -60,7 +60,7 @@ def message_id(environment: Mapping[str, str] | None = None) -> int:
 
 
 def queue_path(settings: Settings, queue: int) -> str:
-    """Return the path where a queue's get side listens, next to the bus's address if the address is a path."""
+    """Return the path of a queue's socket, which begins with the address of the bus if that address is a path."""
     address = settings.bus.workers_address
     if is_published(settings) and address.startswith(_IPC):
         setting, path = "bus.workers_address", f"{address.removeprefix(_IPC)}.queue-{queue}"
@@ -100,7 +100,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _whole(name: str, environment: Mapping[str, str] | None, least: int) -> int:
-    if environment is None:  # every call of an op runs this, and os.environ would take microseconds
+    if environment is None:  # reading os.environ would cost each call of an op some microseconds
         found: int = native.library().number(name.encode(), 1)
         if found >= least:
             return found

@@ -1,7 +1,7 @@
-"""Forms: the differences of the ops between FastDeploy's releases, and the form of the installed release.
+"""Forms: describes how the ops of FastDeploy's releases differ, and finds the form of the installed release.
 
 FastDeploy's token processor, which reads the get ops, changed within release 2.6 without a new version number.
-So the source code of the installed token processor decides the layout, and the version number decides the rest.
+So the layout is read from the installed token processor's source code, and all else follows from the version number.
 docs/fastdeploy.md shows the table of forms with FastDeploy's commits.
 """
 
@@ -26,9 +26,9 @@ class Form(NamedTuple):
     each_rank: bool
     """Whether both `speculate_save_output` ops save on ranks above 0 if `save_each_rank` is set."""
     packs_slots: bool
-    """Whether `get_output_topk` returns slots | columns << 16, and as many columns per line (#7860, #7861)."""
+    """Whether `get_output_topk` returns slots | columns << 16, and `columns` ids per token (#7860, #7861)."""
     packs_flag: bool
-    """Whether `speculate_get_output_topk` returns flag | columns << 8, and as many columns per line (#7883, #7884)."""
+    """Whether `speculate_get_output_topk` returns flag | columns << 8, and `columns` ids per token (#7883, #7884)."""
 
 
 FORMS = {
@@ -55,7 +55,7 @@ class Installed(NamedTuple):
 
 
 def chosen(name: str | None = None, environment: Mapping[str, str] = os.environ) -> Form:
-    """Return and log the form: `name`, or else the environment's form, or else the installed FastDeploy's form."""
+    """Return and log the form that `name` or the environment selects, or by default the installed FastDeploy's form."""
     name = name or environment.get(FORM, "").strip()
     if name and name not in FORMS:
         raise SettingsError(FORM, f"one of {', '.join(FORMS)}", name)
@@ -77,7 +77,7 @@ def form_of(found: Installed | None) -> tuple[Form, str, bool]:
     why = f"FastDeploy {found.version}" if is_known else f"unknown version {found.version} (known: 2.4, 2.5, 2.6)"
     if found.packs is None or form[2:] == found.packs:
         return form, why, is_known
-    # The token processor's source decides: the result is a known form with the same values, or a new form.
+    # Trust the values in the token processor's source: return a known form with these values, or a new form.
     read = (form.each_rank, *found.packs)
     as_read = next((other for other in FORMS.values() if other[1:] == read), Form(f"{form.name} as read", *read))
     return as_read, f"{why}, as its token processor reads", is_known

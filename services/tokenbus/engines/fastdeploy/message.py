@@ -53,7 +53,7 @@ class Kind(IntEnum):
 
 
 class Lengths(NamedTuple):
-    """Number of computed tokens and prompt length of each slot's request. Get ops do not return lengths."""
+    """Number of computed tokens, and prompt length, of each slot's request. Get ops do not return these lengths."""
 
     decoder: Integers
     prompt: Integers
@@ -61,7 +61,7 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Message:
-    """One step of the engine, by slot. All numbers are uninterpreted numbers of FastDeploy's struct."""
+    """One step of the engine, by slot. All numbers are stored exactly as in FastDeploy's struct."""
 
     kind: Kind
     stop_flag: int
@@ -73,7 +73,7 @@ class Message:
     For a kind with one token per slot, the count is 1, or -9 if the slot was preempted.
     """
     tokens: Ints
-    """Line of ids for each token, slot after slot, with the sampled token first."""
+    """Array with one row per token, slot after slot: the id of the sampled token, then the ids of any alternatives."""
     scores: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     """Scores in the layout of `tokens`, if the kind has scores."""
     ranks: Ints = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -15,7 +15,7 @@ from tokenbus_contracts import ContractError, Rule
 
 _OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
 _COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}
-"""Name of the argument for requested columns, and name of the form's field for packed columns, by kind."""
+"""For each kind, the argument with the number of columns, and the field of `Form` that says if the op packs columns."""
 
 
 class _SaveOp:
@@ -40,7 +40,7 @@ class _SaveOp:
                 signature.native.is_dense = form.packs_slots
                 PROCESS.sender().save(signature, given, rank)
         finally:
-            if preempted is not None:  # on every rank and after errors, so that the next step sees no old preemptions
+            if preempted is not None:  # otherwise, the next step would contain old preemptions
                 tensors.clear(given[preempted])
 
 
@@ -48,7 +48,7 @@ class _GetOp:
     """A get op with positional arguments: outputs, number of requested columns, rank, and whether to wait."""
 
     def __init__(self, name: str, kind: Kind, doc: str, *, ranks: str = "all") -> None:
-        """`ranks` is `all`, `first`, or `asked`, where ranks above 0 need a fourth argument to get messages."""
+        """`ranks` is `all`, `first` or `asked`: `asked` means that ranks above 0 need a fourth argument that is set."""
         self.__name__ = self.__qualname__ = name
         self.__doc__ = doc
         self._kind, self._ranks = kind, ranks

@@ -146,7 +146,7 @@ class Process:
         with self._making:
             senders, receivers = list(self._senders.values()), list(self._receivers.values())
             self._senders, self._receivers, self._settings, self._form = {}, {}, None, None
-            for receiver in receivers:  # before another thread's get creates new receivers
+            for receiver in receivers:  # under the lock, because another thread may create new receivers
                 receiver.close()
         for sender in senders:
             sender.close()
@@ -176,7 +176,7 @@ def path_of(path: str, kind: Kind) -> str:
 
 
 def _with_lost(slots: bytes, data: bytes) -> bytes:
-    """Mark the slots that have tokens in a lost message."""
+    """Return `slots` with a mark for each slot that has tokens in a lost message."""
     message, found = unpacked(data), np.frombuffer(slots, np.uint8).copy()
     has_tokens = message.tokens[:, 0] != NOTHING if message.kind.is_single else message.counts != 0
     found[: message.slots] |= has_tokens

@@ -27,7 +27,7 @@ _log = logger("worker")
 _OPEN = 2
 """Maximum number of targets that wait for drafts. With overlap scheduling, a draft comes after the next target."""
 _MISSED = 4
-"""Number of targets without a draft after which drafts are no longer announced."""
+"""After this number of targets without drafts, targets no longer announce drafts."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Steps:
     """Converts messages to steps in the order of saving, without threads or connections."""
 
     def __init__(self, options: Options) -> None:
-        """Expect drafts after their targets until the calls show another order."""
+        """Create a converter that expects drafts after their targets, until a draft arrives before its target."""
         self.registry = SlotRegistry()
         self.counts = PublishedCounts()
         self._options = options
@@ -116,7 +116,7 @@ class Steps:
         return has_flag and is_speculated and self._missed < _MISSED and message.stop_flag > 0 and message.slots > 0
 
     def _target_of(self, draft: Message) -> _Step | None:
-        """Return the waiting target with the draft's counts and lengths, or else the newest one with enough slots."""
+        """Return the target with the draft's counts and lengths, or by default the newest target with enough slots."""
         fitting = [target for target in self._open if draft.slots <= target.message.slots]
         for target in fitting:
             if _is_alike(target.message, draft):
@@ -149,14 +149,14 @@ class Steps:
         self._repeated_log.begin("dropped", _log.warning, "message not published", reason=why, **values)
 
     def lose(self, why: str) -> None:
-        """Handle messages that were not published by ending all open requests with an error."""
+        """End all open requests with an error, because messages were not published."""
         self._drop(why)
         self.registry.lose()
         self._open.clear()
         self._held = None
 
     def end(self, request_ids: list[int]) -> None:
-        """Handle requests that the bus has ended because some of their rows were not published."""
+        """Forget requests that the bus has ended because some of their rows were not published."""
         count = len(request_ids)
         self.counts.ended_requests += count
         self._repeated_log.begin("ended", _log.warning, "requests ended: rows not published", requests_ended=count)
@@ -172,7 +172,7 @@ _Assigned = tuple[int, int]
 
 
 class Published:
-    """Publishes a rank's messages from a separate thread, for which at most `worker.outbox` messages may wait."""
+    """Publishes a rank's messages from a separate thread, with a queue of at most `worker.outbox` messages."""
 
     def __init__(self, settings: Settings, options: Options, rank: int) -> None:
         """Start publishing. The processor may start later."""
@@ -185,13 +185,13 @@ class Published:
         self._waiting: SimpleQueue[Message | _Assigned | None] = SimpleQueue()
         self._most = worker.outbox
         self._overflowed = 0
-        """Number of messages for which the saving threads found no room."""
+        """Number of messages that the saving threads dropped because the queue was full."""
         self.steps = Steps(options)
         self._thread = threading.Thread(target=self._run, name="tokenbus-fastdeploy-publish", daemon=True)
         self._thread.start()
 
     def offer(self, message: Message) -> None:
-        """Queue a message without blocking, or drop the message if there is no room."""
+        """Queue a message without blocking, or drop the message if the queue is full."""
         self._put(message, self._most)
 
     def assign(self, slot: int, request_id: int) -> None:

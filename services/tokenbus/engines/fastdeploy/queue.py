@@ -1,8 +1,8 @@
 """A queue from several saving processes to one getting process, with a Unix socket for each saving process.
 
 The saving thread writes each message into the socket at once. From then on the kernel holds the message, which arrives
-even if the saving process is killed. A second thread connects when a get side starts, and finishes messages for which
-the socket had no room. The get side reads at most one message ahead from each saving process. If the getting process is
+even if the saving process is killed. A second thread connects when a get side starts, and writes the rest of messages
+that did not fit. The get side reads at most one message ahead from each saving process. If the getting process is
 killed, the next get side receives the remaining messages.
 """
 
@@ -32,12 +32,12 @@ _SOCKET_BYTES = 32 << 20
 """Requested size of the kernel's buffer between the two sides, in bytes."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
 _FEW, _LARGE = 16, 1 << 16
-"""Numbers of retained messages and bytes from which each send also reads acknowledgements."""
+"""If at least this number of messages, or of bytes, is retained, each send also reads acknowledgements."""
 _MANY = 64
-"""Number of unacknowledged messages from which the second thread also reads acknowledgements."""
+"""If at least this number of messages is unacknowledged, the second thread also reads acknowledgements."""
 _BACKLOG = 128
 _AGAIN_SECONDS = 0.01
-"""Retry interval of the get side when a socket has no room."""
+"""Interval at which the get side retries acknowledgements that a full socket refused."""
 _ACKNOWLEDGE_SECONDS = 1.0
 """Time limit for a closing get side to acknowledge all received messages."""
 _MOST_CONNECTIONS = 1024
@@ -58,10 +58,10 @@ class SendCounts:
 
 
 class QueueFullError(RetentionFullError):
-    """The queue had no room in time. The rank's next message marks the lost message's slots as unrecoverable."""
+    """The queue stayed full for too long. The rank's next message marks the lost message's slots as unrecoverable."""
 
     def __init__(self, queue: str, lost: bytes, items: int, size: int, why: str) -> None:
-        """`lost` is the lost message. `items` and `size` count the messages that were not yet received."""
+        """`lost` is the lost message. `items` and `size` are the number and bytes of messages not yet received."""
         super().__init__((), items, size, why)
         self.lost = lost
         waits = f"{items} messages and {size} bytes were not received yet; this one is lost"
@@ -109,8 +109,8 @@ class QueueSender:
     def send(self, pack: Pack) -> bytes:
         """Send the message that `pack` makes, and return the message, or raise a QueueFullError.
 
-        `pack` gets a socket (-1 while an earlier message is unsent) and the message's sequence. `pack` returns the
-        message, and the number of bytes that the socket accepted or -errno.
+        `pack` gets a socket's descriptor (-1 while an earlier message is unsent) and the message's sequence. `pack`
+        returns the message, and the number of bytes that the socket accepted or -errno.
         """
         with self._lock:
             if len(self._kept) >= _FEW or self._bytes >= _LARGE:
@@ -159,7 +159,7 @@ class QueueSender:
         return len(self._kept) < most.most_items and self._bytes + size <= most.retention_bytes
 
     def _wait_for_room(self, data: bytes) -> None:
-        """Wait for room as long as the policy allows, or raise a QueueFullError."""
+        """Wait for free space as long as the policy allows, or raise a QueueFullError."""
         self._read_acks()
         worker, why = self._settings, "policy fail"
 
@@ -209,7 +209,7 @@ class QueueSender:
         self._sent = self._offset = 0
 
     def _write(self) -> None:
-        """Write waiting messages until the socket has no more room."""
+        """Write waiting messages until the socket's buffer is full."""
         if self._kept and self._socket is None:
             self._connect()
         connection = self._socket
@@ -286,13 +286,13 @@ class Source:
         self.connection = connection
         self._number = connection.fileno()
         self._library = native.library()
-        self._buffer = bytearray(self._library.most_bytes)  # only the pages that messages fill take memory
+        self._buffer = bytearray(self._library.most_bytes)  # memory is used only for the pages that messages fill
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
         """Address of the message's first byte, valid until the message is acknowledged."""
         self.reading = native.Reading()
         self.is_watched = True
         self.unsent = 0
-        """Sequence whose acknowledgement waits for room in the socket of a stuck saving process, or 0."""
+        """Sequence of an acknowledgement that the full socket of a stuck saving process refused, or 0."""
 
     @property
     def is_whole(self) -> bool:
@@ -310,7 +310,7 @@ class Source:
         self.unsent = self._library.acknowledge(self._number, self.reading)
 
     def acknowledge_again(self) -> None:
-        """Retry the acknowledgement for which the socket had no room."""
+        """Retry the acknowledgement that the full socket refused."""
         self.unsent = self.unsent and self._library.acknowledge(self._number, native.Reading(sequence=self.unsent))
 
     def read(self) -> int:
@@ -325,10 +325,10 @@ class QueueReceiver:
         """Listen at a path, or raise an AddressError, for example if another process already listens."""
         self._using = threading.Lock()
         self._waiting = threading.Lock()
-        """Lock of the thread that waits for messages and holds no other lock."""
+        """Lock that a thread holds, without any other lock, while it waits for messages."""
         self._sources: dict[int, Source] = {}
         self._unsent: set[Source] = set()
-        """Connections whose acknowledgements wait for room."""
+        """Connections whose full sockets refused acknowledgements."""
         self._is_closed = False
         self._repeated_log = DeduplicatedLog()
         self._path = path

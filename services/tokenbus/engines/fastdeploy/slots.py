@@ -1,7 +1,7 @@
 """SlotRegistry: the request of each slot.
 
 The engine's ops name slots instead of requests, and do not report the end of a request. So a slot keeps its request
-until there is a sign of another request. Then an added row ends the earlier request.
+until a message shows another request. Then an added row ends the earlier request.
 """
 
 import secrets
@@ -17,7 +17,7 @@ from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import ContractError, RowStatus, Rule
 
 _RENEW_SECONDS = 12 * 3600.0
-"""Age at which a slot's request is replaced, because a processor ends every request within a day."""
+"""Age at which a slot's request gets a new id, because a processor ends every request within a day."""
 _FORGOTTEN_SECONDS = 23 * 3600.0
 """Age from which a replaced request needs no last row, because the processor ends the request itself."""
 _MOST_ABSENT = 65_536
@@ -33,7 +33,7 @@ _SLOT = np.dtype(
     [
         ("key", np.uint64),
         ("position", np.int64),
-        ("decoder_length", np.int64),  # at the last tokens, or -1 if no op passed a length
+        ("decoder_length", np.int64),  # when the slot last had tokens, or -1 if no op passed a length
         ("prompt_length", np.int64),
         ("known_since", np.float64),  # time of the first published row, or infinity
         ("is_over", np.bool_),
@@ -47,7 +47,7 @@ class SlotRegistry:
     """Tracks the current request of each slot."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Start without slots. A random prefix of the ids makes collisions with other processes unlikely."""
+        """Begin with no slots. A random prefix of the ids makes collisions with other processes unlikely."""
         self._now = now
         self._prefix = (secrets.randbits(31) + 1) << 32
         self._drawn = 0
@@ -106,7 +106,7 @@ class SlotRegistry:
     # Steps.
 
     def fill(self, arrays: StepArrays, message: Message) -> None:
-        """Fill in the requests of a target's slots, and add last rows for replaced requests."""
+        """Set the requests of a target's rows, and add last rows for replaced requests."""
         count, now = message.slots, self._now()
         self._grow(count)
         requests = self._requests.copy()

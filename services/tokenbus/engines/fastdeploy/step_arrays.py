@@ -79,7 +79,7 @@ def _tokens(message: Message, ids: Ints, given: Ints) -> tuple[Integers, Flags]:
 
 
 def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) -> int:
-    """Add the corrected scores of a step's tokens to its arrays, and return the number of corrected values."""
+    """Add the corrected scores of a step's tokens to `arrays`, and return the number of corrected values."""
     counts = arrays.token_counts
     ids, width = table[:, 1:], table.shape[1] - 1
     given = values
@@ -93,7 +93,7 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
     top_ks = _least_of_slots(is_there.sum(axis=1), counts, width)
     is_wanted = np.arange(width) < np.repeat(top_ks, counts)[:, None]
     is_good = is_sound[:, 0] & (is_sound[:, 1:] | ~is_wanted).all(axis=1)
-    # Unwanted alternatives are sorted to the end.
+    # Alternatives beyond the slot's top-k are sorted to the end.
     others = np.where(is_wanted, values[:, 1:], -np.inf)
     order = np.lexsort((ids, -others), axis=1)
     if width and (order != np.arange(width)).any():
@@ -127,7 +127,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
     at_rank = others[every, np.clip(places - 1, 0, others.shape[1] - 1)]
     wrong = np.where(within, at_rank != own, (last < own) | (places < 1)) & has_any
     places[wrong & known] = at[wrong & known] + 1
-    # Correct tokens outside their alternatives whose ranks are wrong only because of rounding.
+    # Correct a token whose rank is wrong only because of rounding, and that is not among its alternatives.
     close = wrong & ~known
     to = np.where(within, at_rank, last)
     with np.errstate(invalid="ignore"):

@@ -24,8 +24,8 @@ _log = logger("worker")
 def replace_ops(name: str) -> None:
     """Replace a module's save and get ops with ours. Importing any other op of the queue then raises ImportError.
 
-    If only one side were replaced, every token would be lost. So if a module lacks a pair of save and get ops, because
-    the ops were not compiled, importing any op of the queue raises ImportError with the reason.
+    If only one op of a pair were replaced, every token would be lost. So if a module lacks a pair of save and get ops,
+    because the ops were not compiled, importing any op of the queue raises ImportError with the reason.
     """
     module = sys.modules.get(name)
     if not isinstance(module, ModuleType):  # FastDeploy may insert an object whose attributes are all None
@@ -81,7 +81,7 @@ def _shown() -> Iterator[None]:
 
 
 def _is_of_the_queue(op: str) -> bool:
-    """Return whether an op uses FastDeploy's queue and Tokenbus does not replace the op."""
+    """Return whether an op uses FastDeploy's queue, but is not among the ops that Tokenbus replaces."""
     plain = op.removeprefix(_STATIC)
     return bool(_OF_THE_QUEUE.search(plain)) and plain not in {*fastdeploy.OPS, *_OTHERS}
 

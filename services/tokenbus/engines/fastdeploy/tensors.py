@@ -1,4 +1,4 @@
-"""The tensors given to an op, which are read and filled in place, or refused with a clear error."""
+"""Reads and fills the tensors that an op gets, or refuses a tensor with a clear error."""
 
 import ctypes
 import math
@@ -15,7 +15,7 @@ from tokenbus_contracts import ContractError, Rule
 
 _DTYPES = {f"paddle.{name}": np.dtype(name) for name in ("int64", "int32", "float32", "float64", "bool")}
 _KINDS = {"i": "iu", "f": "f", "b": "biuf"}
-"""Kinds of numpy dtypes that can be converted to each kind of FastDeploy's dtypes."""
+"""For each kind of FastDeploy's dtypes, the kinds of numpy dtypes that can be converted to it."""
 
 
 def host(name: str, tensor: Tensor) -> Host:
@@ -44,7 +44,7 @@ def check_writable(name: str, tensor: Tensor) -> None:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return an argument as a whole number of 64 bits, or raise a ContractError."""
+    """Return an argument as a signed 64-bit integer, or raise a ContractError."""
     try:
         found = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

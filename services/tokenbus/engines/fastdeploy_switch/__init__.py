@@ -30,7 +30,7 @@ def read_switch(value: str) -> tuple[bool, str]:
 
 
 def install() -> None:
-    """Replace FastDeploy's ops at import if the environment says `on`. An invalid value makes that import fail."""
+    """Replace FastDeploy's ops at import if the environment says `on`. With an invalid value, that import fails."""
     is_on, fault = read_switch(os.environ.get(SWITCH, "off"))
     if (is_on or fault) and not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder(fault))
@@ -77,7 +77,7 @@ class Finder:
         if name != ENGINE and (package != OPS_PACKAGE or last in _NO_SAVE_OPS):
             return None
         asking = get_ident(), name
-        if asking in self._asking:  # a finder that asks all other finders, such as a tracer's, called us
+        if asking in self._asking:  # another finder, such as a tracer's, asks all finders
             return None
         self._asking.add(asking)
         try:
@@ -97,7 +97,7 @@ class Finder:
 
 
 class _Loader:
-    """Wraps FastDeploy's own loader, to raise a fault before loading or to replace the ops after loading."""
+    """Wraps FastDeploy's own loader: replaces the ops after loading, or raises ImportError if there is a fault."""
 
     def __init__(self, loader: "Loader", fault: str, *, has_ops: bool) -> None:
         self._loader, self._fault, self._has_ops = loader, fault, has_ops

@@ -36,7 +36,7 @@ examples:
 If Tokenbus is installed in FastDeploy's environment, TOKENBUS_FASTDEPLOY=on does the same without this command.
 """
 _BY_ZEROMQ = "FD_USE_GET_SAVE_OUTPUT_V1"
-"""FastDeploy's setting for ZeroMQ between its worker and token processor, with which FastDeploy calls no ops."""
+"""FastDeploy's setting for ZeroMQ instead of the queue. If it is on, FastDeploy calls no save or get ops."""
 _SWITCH_PATH = Path(__file__).with_name("path")
 _CANNOT_RUN, _NOT_FOUND = 126, 127
 _MOST_SECONDS = 60
@@ -56,7 +56,7 @@ class _Start(NamedTuple):
     options: list[str]
     """Python's own options, some of which change the files that Python reads at its start."""
     script: str | None
-    """The script, or None for a module, a program in the command line, or an unknown program."""
+    """Path of the script, or None if the command runs a module, code from the command line, or an unknown program."""
 
 
 def declare(parser: Parser) -> None:
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"tokenbus: {SWITCH}=off: FastDeploy's own ops stay\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and the command would inherit that
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # otherwise, the command would also ignore these signals
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(program, command, environment)  # noqa: S606 - the user's own command
@@ -192,7 +192,7 @@ def _is_python(path: str) -> bool:
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return Python's own options from its command line, and the script, or None without a script."""
+    """Split Python's arguments: return Python's own options, and the script or None if there is no script."""
     options: list[str] = []
     words = iter(arguments)
     for word in words:

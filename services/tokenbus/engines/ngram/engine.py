@@ -30,11 +30,11 @@ class Drafted(NamedTuple):
 
     tokens: Ids
     columns: Ids
-    """Columns of the tokens in the draft model's contexts."""
+    """Column of each token in the draft model's context."""
     contexts: Ids
     """Contexts of the target model before each token and after the last token."""
     drafts: Drafts
-    """Proposed tokens as columns of the target's contexts, for `verified`."""
+    """Argument of `verified`: the proposed tokens as columns of the target model's contexts."""
 
 
 class NgramRequests(Requests):

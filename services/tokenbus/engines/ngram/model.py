@@ -35,7 +35,7 @@ class Tables(NamedTuple):
     numbers: Ids
     """Context number of each key."""
     ends: Ids
-    """End of the context numbers of each length, beginning with contexts of one token."""
+    """For each context length, beginning with 1, the first number after the contexts of this length."""
 
 
 class Model:

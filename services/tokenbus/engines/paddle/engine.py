@@ -54,7 +54,7 @@ class Drafted(NamedTuple):
     """Drafts of the network's heads, with the logits from which the drafts were sampled."""
 
     rows: Ids
-    """Rows in a block, or the slots of continued requests."""
+    """Row of each draft's request in a block, or the request's slot if the request is continued."""
     tokens: Ids
     logits: Logits
     counts: Ids
@@ -95,7 +95,7 @@ class PaddleBlock(Block):
     lines: Tensor
     """State of the network at every computed token, including prompt tokens."""
     chunks: Ids
-    """Start of each chunk in `lines`."""
+    """Index of each chunk's first token in `lines`."""
     next_drafts: Drafted | None = field(default=None, init=False)
     continued: Drafted | None = None
     """Drafts that were recomputed for continued requests."""

@@ -21,7 +21,7 @@ class Adapter(NamedTuple):
     name: str
     path: str
     is_3d_lora_weight: bool = False
-    """Whether a mixture of experts uses the 3D layout of weights, as in vLLM."""
+    """Whether a mixture of experts uses vLLM's 3D layout of weights."""
 
     def request(self, vllm: Any, number: int) -> Any:  # noqa: ANN401 - vLLM's names, and its LoRARequest
         """Return vLLM's LoRARequest, where `number` is the adapter's unique id, at least 1."""
@@ -30,7 +30,7 @@ class Adapter(NamedTuple):
 
 
 def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
-    """Parse `--lora-modules`, or raise ValueError, also for an adapter with the name of the model."""
+    """Parse `--lora-modules`. Raise ValueError for an invalid value, or for an adapter with the model's name."""
     if len(given) > _BOUNDS.max_items:
         raise ValueError(f"{_OPTION}: at most {_BOUNDS.max_items} adapters, got {len(given)}")
     adapters: dict[str, Adapter] = {}
@@ -46,7 +46,7 @@ def adapters_of(given: Sequence[str], model: str) -> list[Adapter]:
 
 
 def checked(where: str, adapter: Adapter) -> Adapter:
-    """Return the adapter with an absolute path, or raise ValueError with the prefix `where` without such a folder."""
+    """Return the adapter with an absolute path. If its folder is invalid, raise ValueError with the prefix `where`."""
     folder = Path(adapter.path).expanduser()
     if not (folder / _FILE).is_file():
         got = f"a folder without {_FILE}" if folder.is_dir() else "no folder"

@@ -1,7 +1,7 @@
 """Columns: converts a step's rows and vLLM's logprobs to the arrays of a step, in numpy.
 
 vLLM has one line per token, with the ids and logprobs of the sampled token and then of the most probable tokens. All
-lines have the largest number of alternatives that any row asked for. Rejected draft tokens may have lines, too.
+lines have as many alternatives as the row that asked for the most. Rejected draft tokens may have lines, too.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _METHODS = {
 }
 UNSCORED = -1
 """Value of `top_ks` for a row without logprobs."""
-_ABORTED = int(RowStatus.ABORTED)  # an int, because numpy converts enum members slowly
+_ABORTED = int(RowStatus.ABORTED)  # converted to an int, because numpy converts enum members slowly
 _MASK_BOUND = bounds_in(TokenScoring.DESCRIPTOR.fields_by_name["mask_bound"].GetOptions()).max
 _BEHIND = np.iinfo(np.int64).max
 _SIGN = np.int32(31)
@@ -164,17 +164,17 @@ def _lines_of(indices: Lines, counts: npt.NDArray[np.uint8], starts: Sequence[in
 
 
 def in_order(ids: Ids, values: Values, top_ks: npt.NDArray[np.integer]) -> tuple[Ids, Values]:
-    """Sort each line's first `top_ks` alternatives by falling value, and equal values by id.
+    """Sort the first `top_ks` alternatives of each line by descending value, and equal values by id.
 
     Equal values are common in bfloat16, and torch.topk does not define the order of equal values. Alternatives after a
-    line's top-k are unused. If equal values cross this limit, vLLM decides which alternatives are used.
+    line's top-k are unused. vLLM chooses among equal values at this limit.
     """
     width = ids.shape[1]
     all_ids, all_values = ids.reshape(-1), values.reshape(-1)
     later, earlier = all_values[1:], all_values[:-1]
     rises = later > earlier
     is_wrong = rises | ((later == earlier) & (all_ids[1:] < all_ids[:-1]))
-    rises[width - 1 :: width] = is_wrong[width - 1 :: width] = False  # pairs from two different lines
+    rises[width - 1 :: width] = is_wrong[width - 1 :: width] = False  # the two values are in different lines
     if not is_wrong.any():
         return ids, values
     # The sort key of an alternative has the inverted bits of the value above the bits of the id.

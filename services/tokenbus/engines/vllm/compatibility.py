@@ -1,4 +1,4 @@
-"""Compatibility: imports vLLM's names in one place, and checks vLLM's functions against our calls.
+"""Compatibility: imports all names from vLLM, and checks that vLLM's functions accept our calls.
 
 vLLM has no public interface for an engine core in the caller's process, and each version changes something. The calls
 checked here are the same in all supported versions. An untested version or a changed call is refused when the engine is
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The members that we use of a vLLM class: fields, or names of an enumeration."""
+    """Fields of a vLLM class, or names of an enumeration, that Tokenbus uses."""
 
     module: str
     name: str

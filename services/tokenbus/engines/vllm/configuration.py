@@ -90,7 +90,7 @@ def _created(vllm: SimpleNamespace, arguments: Any) -> Any:  # noqa: ANN401 - as
 
 
 def take_rank(arguments: Any) -> int | None:  # noqa: ANN401 - vLLM's
-    """Return this worker's data-parallel rank, or None, and change the options to those of a single engine."""
+    """Return this worker's data-parallel rank or None, and change `arguments` to the options of a single engine."""
     size, rank = arguments.data_parallel_size, arguments.data_parallel_rank
     if rank is not None and not 0 <= rank < size:
         raise ValueError(f"--data-parallel-rank: at least 0 and below --data-parallel-size {size}, got {rank}")
@@ -117,7 +117,7 @@ def set_rank(config: Any, rank: int) -> None:  # noqa: ANN401 - vLLM's VllmConfi
         raise ValueError(f"--data-parallel-rank: {limit}, got {rank}")
     parallel = config.parallel_config
     parallel.data_parallel_index = rank
-    # A worker that sees the GPUs of several ranks selects its rank's GPUs.
+    # If a worker sees the GPUs of several ranks, it uses only its rank's GPUs.
     shares = import_module("torch").cuda.device_count() // parallel.world_size
     parallel.data_parallel_rank_local = rank % shares if shares else rank
 
@@ -156,7 +156,7 @@ def check_token_scores(config: Any) -> None:  # noqa: ANN401 - as above
 
 
 def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer
-    """Return the digest and probes of vLLM's tokenizer, or (0, ()). Log if the folder's tokenizer differs."""
+    """Return the digest and probes of vLLM's tokenizer, or (0, ()). Warn if the folder's tokenizer differs."""
     try:
         from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
 

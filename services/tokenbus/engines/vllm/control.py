@@ -19,7 +19,7 @@ _OF_STAGE = {
     WeightTransferStage.WEIGHT_TRANSFER_STAGE_FINISH: ("finish_weight_update", ""),
     WeightTransferStage.WEIGHT_TRANSFER_STAGE_SHUTDOWN: ("shutdown_weight_transfer_engine", ""),
 }
-"""vLLM's method for each stage, and the name of the argument for the trainer's data."""
+"""For each stage of a weight update, vLLM's method, and the method's argument for the trainer's data."""
 
 
 class ControlledCore:
@@ -33,7 +33,7 @@ class ControlledCore:
         self._adapters: dict[str, Any] = {}
         """vLLM's LoRARequest of each loaded adapter."""
         self._adapter_number = self._weights_number = 0
-        """Numbers of adapters, and of sets of weights, that were loaded at run time."""
+        """How many adapters, and how many sets of weights, were loaded at run time."""
         self._is_paused = False
         self.weight_version = 0
         self.world_size: int = config.parallel_config.world_size
@@ -44,7 +44,7 @@ class ControlledCore:
         return tuple(self._adapters)
 
     def salted(self, cache_salt: str, adapter: str) -> str | None:
-        """Extend a request's cache salt with load counters, because the same name may get other weights."""
+        """Add load counters to a request's cache salt, so that prompts cached with older weights are not reused."""
         known = self._adapters.get(adapter)
         marks = [("weights", self._weights_number), ("adapter", 0 if known is None else known.lora_int_id)]
         return cache_salt + "".join(f"@{kind}-{number}" for kind, number in marks if number) or None
@@ -94,13 +94,13 @@ class ControlledCore:
             self._weights_number += 1
 
     def _own(self, arguments: Any) -> Any:  # noqa: ANN401 - JSON
-        """Pad per-process arguments, because each process indexes them by its global data-parallel rank."""
+        """Pad a list of arguments, because each process indexes the list by its global data-parallel rank."""
         if isinstance(arguments, Mapping):
             return arguments
         return [{}] * (self._config.parallel_config.data_parallel_index * self.world_size) + list(arguments)
 
     def sleep(self, level: int) -> None:
-        """Drop the caches, and move the weights to the host at level 1 or drop the weights at level 2."""
+        """Drop the caches. Level 1 also moves the weights to the host, and level 2 drops the weights."""
         if not self._config.model_config.enable_sleep_mode:
             raise ValueError(f"sleep.level: 0 without --enable-sleep-mode, got {level}")
         self.reset_prefix_cache(also_running=True)
@@ -114,7 +114,7 @@ class ControlledCore:
         return not executor.is_sleeping
 
     def reset_prefix_cache(self, *, also_running: bool = False) -> None:
-        """Clear the prefix cache, which fails while requests run unless `also_running` makes them recompute."""
+        """Clear the prefix cache. Raise ValueError while requests run, unless `also_running` makes them recompute."""
         if not self._core.reset_prefix_cache(reset_running_requests=also_running):
             raise ValueError("reset_prefix_cache: running requests hold blocks of the cache")
 
@@ -123,7 +123,7 @@ class ControlledCore:
     ) -> list[Any]:
         """Call a method in all of vLLM's worker processes, and return the results in the form of vLLM's own route.
 
-        The method may change the weights, so cached prompts are not reused and the weights' folder is unknown.
+        The method may change the weights. So cached prompts are no longer used, and the folder becomes unknown.
         """
         self._weights = None
         self._weights_number += 1
@@ -147,7 +147,7 @@ class ControlledCore:
         self._adapters[adapter.name] = request
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter, which running requests keep."""
+        """Unload an adapter. Running requests continue to use the adapter."""
         request = self._adapters.pop(name, None)
         if request is None:
             raise ValueError(f"unload_adapter.name: one of {', '.join(self._adapters) or 'none'}, got {name!r}")

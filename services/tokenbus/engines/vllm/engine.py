@@ -29,21 +29,21 @@ class _Computed(NamedTuple):
     indices: dict[str, int]
     logprobs: Logprobs
     prompts: Mapping[str, Any]
-    """The LogprobsTensors of completed prompts."""
+    """vLLM's LogprobsTensors of each prompt that the step completed."""
     outputs: Sequence[Any]
 
 
 class VllmEngine(ControlledCore):
     """An engine for any model that vLLM supports.
 
-    The thread that steps an engine must also create the engine, which binds OpenMP's threads and the CUDA device.
+    The thread that calls `step` must also create the engine, because OpenMP and CUDA bind to the creating thread.
     """
 
     def __init__(self, model: Path | None, arguments: Sequence[str] = (), settings: Settings | None = None) -> None:
         """Start vLLM. Raise ValueError for a bad option or version, RuntimeError or ImportError for other failures."""
         settings = settings or Settings()
         model = check_model(model)
-        # Set before vLLM is imported, because standard output belongs to the command.
+        # vLLM must log to standard error, and reads this variable at its import.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         vllm = load_vllm()
         self._refusals = (ValueError, vllm.VLLMValidationError)
@@ -85,7 +85,7 @@ class VllmEngine(ControlledCore):
             self.dp_rank: int = config.parallel_config.data_parallel_index
             described = tokenizer_of(Path(str(config.model_config.tokenizer)), self._inputs.tokenizer)
             self.tokenizer_digest, self.tokenizer_probes = described
-            # The core may have lowered the context to the capacity of its cache.
+            # vLLM's core may have reduced the maximum context to the capacity of its KV cache.
             self.max_model_tokens: int = config.model_config.max_model_len
             self.vocabulary_size: int = config.model_config.get_vocab_size()
             self._defaults = config.model_config.get_diff_sampling_param()
@@ -156,7 +156,7 @@ class VllmEngine(ControlledCore):
             self._aborted.append(name)
 
     def step(self) -> Sequence[StepArrays]:
-        """Let vLLM compute a step, and return the step's rows, or nothing while vLLM fills its batch queue."""
+        """Let vLLM compute a step, and return the step's rows. While vLLM fills its batch queue, return nothing."""
         if self._is_broken:
             raise EngineBrokenError(_DIED)
         aborted, self._aborted = self._aborted, []
@@ -194,13 +194,13 @@ class VllmEngine(ControlledCore):
             self._core.post_step(model_executed=model_executed)
         except Exception as error:
             # The requests' state is unknown, so all requests end. If a process of vLLM has died, the worker ends, too.
-            # vLLM may wake this thread before the call of `_note_broken`, so the executor is asked as well.
+            # vLLM may wake this thread before it calls `_note_broken`, so `is_failed` is read, too.
             if self._is_broken or getattr(self._core.model_executor, "is_failed", False):
                 raise EngineBrokenError(f"{_DIED}: {_line(error)}") from error
             raise
 
     def _observe(self, scheduler: Any) -> None:  # noqa: ANN401 - vLLM's Scheduler
-        """Keep each step's logprob arrays, before vLLM splits the arrays into objects per request."""
+        """Take each step's logprob arrays, before vLLM would convert the arrays into objects for each request."""
         update = scheduler.update_from_output
 
         def update_from_output(scheduled: Any, computed: Any) -> Any:  # noqa: ANN401 - as above

@@ -61,13 +61,13 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "structured_output": _form,
     "engine_arguments": _arguments,
 }
-"""Conversions of the fields for which vLLM has another form."""
+"""Functions that convert fields to vLLM's form, for fields whose form differs."""
 BESIDE = frozenset({"cache_salt", "lora_adapter", "priority"})
 """Fields that are not part of vLLM's SamplingParams."""
 _OF_OUTPUT = ("structured_outputs", "presence_penalty", "frequency_penalty", "bad_words")
-"""Arguments that depend on the whole output, which vLLM does not know in a continued request."""
+"""Arguments that depend on the whole output. vLLM does not know the whole output of a continued request."""
 SAMPLING_ARGUMENTS = (*_PARAMETERS.values(), "logprobs", "prompt_logprobs")
-"""All used arguments of SamplingParams."""
+"""All arguments of SamplingParams that Tokenbus passes."""
 
 
 def sampling_arguments(
@@ -108,7 +108,7 @@ def sampling_arguments(
 
 
 def begin_only(arguments: dict[str, Any]) -> bool:
-    """Limit a request to one token, keep its cache, and return whether a decode worker must continue."""
+    """Limit a request to one token, and keep its cache. Return whether a decode worker must continue the request."""
     if arguments["max_tokens"] == 1:
         return False
     arguments |= {"max_tokens": 1, "min_tokens": min(1, arguments.get("min_tokens") or 0)}
@@ -118,7 +118,7 @@ def begin_only(arguments: dict[str, Any]) -> bool:
 
 
 def _shorten(arguments: dict[str, Any], generate: Generate) -> None:
-    """Reduce the token limits by the tokens of earlier turns, which vLLM counts as part of the prompt."""
+    """Subtract the continued tokens from the token limits, because vLLM counts these tokens as part of the prompt."""
     if not generate.continuation.token_ids:
         return
     for name in _OF_OUTPUT:

@@ -1,4 +1,4 @@
-"""Processes: protects vLLM's worker processes from the signals of our process group, and waits for them.
+"""Processes: protects vLLM's worker processes from signals, and lets our thread sleep while these processes compute.
 
 A terminal or a service manager sends SIGTERM and SIGINT to the whole process group. vLLM's worker processes would end
 at once, and the requests could not be drained. So each worker process gets a separate session. The worker processes
@@ -14,7 +14,7 @@ from typing import Any
 _MOST_SPIN_SECONDS = 0.001
 _MOST_WAIT_MS = 1
 _worker_main: Callable[..., None] | None = None
-"""Original function of vLLM, which this process and its forks keep."""
+"""vLLM's original `worker_main`, which this process and forked processes call."""
 
 
 @contextmanager
@@ -32,9 +32,9 @@ def own_session(worker_process: Any) -> Iterator[None]:  # noqa: ANN401 - vLLM's
 def sleep_while_they_compute(executor: Any) -> None:  # noqa: ANN401 - vLLM's Executor
     """Let the stepping thread sleep while vLLM's processes compute, instead of spinning for up to a second.
 
-    Spinning occupies a core that other threads need. vLLM's processes do not wake the reader for a message within about
-    a millisecond of the previous message, so the reader spins for a millisecond and then polls every millisecond. A
-    version of vLLM that waits differently is left unchanged, at the cost of CPU time.
+    Spinning occupies a core that other threads need. vLLM's processes do not wake a reader that has got a message
+    within the last millisecond or so. So the reader spins for a millisecond, and then polls every millisecond. If a
+    version of vLLM waits differently, nothing is changed.
     """
     for worker in getattr(executor, "workers", ()):
         condition = getattr(getattr(worker, "worker_response_mq", None), "_spin_condition", None)
@@ -50,7 +50,7 @@ def _wait_briefly(wait: Callable[[int], None], timeout_ms: int | None = None) ->
 def main(*arguments: Any, **named: Any) -> None:  # noqa: ANN401 - as vLLM gives them
     """Run a worker process of vLLM in a separate session."""
     os.setsid()
-    if _worker_main is None:  # a new interpreter has the original function
+    if _worker_main is None:  # a new interpreter still has the original function
         from vllm.v1.executor.multiproc_executor import WorkerProc
 
         WorkerProc.worker_main(*arguments, **named)

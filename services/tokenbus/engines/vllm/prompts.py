@@ -16,16 +16,16 @@ class _Wanted(NamedTuple):
     first: int
     alternatives: int
     are_named: bool
-    """Whether the alternatives are requested ids instead of the most probable tokens."""
+    """Whether the request named the ids of the alternatives, instead of a number of most probable tokens."""
 
 
 class PromptsToScore:
-    """Requests whose prompts are not yet scored, by vLLM's names."""
+    """Requests whose prompts are not yet scored, by the names that vLLM uses."""
 
     def __init__(self) -> None:
         self._wanted: dict[str, _Wanted] = {}
         self.alone: set[str] = set()
-        """Requests that ask only for scores, although vLLM still computes a token."""
+        """Requests that ask only for prompt scores. vLLM still computes a token for these requests."""
 
     def add(self, name: str, generate: Generate) -> None:
         """Add a request if it asks for prompt scores."""
@@ -51,7 +51,7 @@ class PromptsToScore:
 
 
 def _scores(wanted: _Wanted, tensors: Any) -> PromptScores:  # noqa: ANN401 - vLLM's LogprobsTensors
-    """Return a prompt's scores from vLLM's lines for all tokens except the first."""
+    """Return a prompt's scores. vLLM's tensors have a line for each token except the first."""
     count = len(tensors.logprobs)
     lines, width = slice(wanted.first - 1, None), slice(1, 1 + wanted.alternatives)
     ids, values = (np.asarray(each)[lines] for each in (tensors.logprob_token_ids, tensors.logprobs))

@@ -44,7 +44,7 @@ from tokenbus_contracts.schema import bounds_in
 _USED_OF_SCHEDULER = ("requests", "schedule", "update_from_output", "shutdown")
 _MOST_STOPS = bounds_in(SamplingParameters.DESCRIPTOR.fields_by_name["stop"].GetOptions()).max_items
 _EVERY_TOKEN = -1
-"""vLLM's number of logprobs for the whole vocabulary."""
+"""Number by which a request to vLLM asks for the logprobs of the whole vocabulary."""
 _log = logger("worker")
 
 
@@ -129,7 +129,7 @@ class Published:
         self._choosing: set[str] = set()
         """Requests with `logprob_token_ids`."""
         self._ended: set[str] = set()
-        """Requests that have ended on the bus but not in vLLM."""
+        """Requests that have ended on the bus, but continue in vLLM."""
         self._last_rows = NO_ROWS
         """Last rows of the requests that ended since the last step."""
         self._weight_version = 0
@@ -285,7 +285,7 @@ class Published:
 
     def _emit(self, rows: Rows, scheduled: Any, logprobs: Any, masks: Any) -> None:  # noqa: ANN401
         if self._choosing and not self._choosing.isdisjoint(scheduled.num_scheduled_tokens):
-            rows.top_ks[:] = 0  # lines with chosen ids lack the most probable tokens
+            rows.top_ks[:] = 0  # these lines contain the chosen ids instead of the most probable tokens
         try:
             arrays = self._requests.arrays(rows, logprobs)
             if masks is not None:

@@ -22,9 +22,9 @@ _log = logger("worker")
 def request_id(vllm_id: str) -> int:
     """Return a request's id on the bus, from the id in vLLM's API server.
 
-    vLLM's id is `ID` for the chat answer `ID`, and `ID-PROMPT` for a completion, where PROMPT counts from 0. If `n` is
-    above 1, the id begins with the answer's number and `_`. The result is the first 8 bytes of the id's SHA-256, as a
-    big-endian number.
+    vLLM's id is `ID` for the chat answer `ID`, and `ID-PROMPT` for a completion, where PROMPT counts from 0. For a
+    request with several answers, the id begins with the answer's number and `_`. The result is the first 8 bytes of the
+    id's SHA-256, as a big-endian number.
 
     Example:
         assert request_id("chatcmpl-42") != request_id("cmpl-42-0") != request_id("1_cmpl-42-0")
@@ -33,7 +33,7 @@ def request_id(vllm_id: str) -> int:
 
 
 class RequestIds:
-    """Assigns unique ids, because a processor would take rows with a reused id for late rows."""
+    """Assigns unique ids, because a processor would drop rows with a reused id as late rows of the earlier request."""
 
     def __init__(self, most: int = _MOST_RECENT) -> None:
         self._most = most
@@ -64,7 +64,7 @@ class RequestIds:
         # The core appends eight random digits to the front end's id.
         known = name[: -len("-12345678")] if _SUFFIX.fullmatch(name[-len("-12345678") :]) else name
         parent = _CHILD.fullmatch(known)
-        if not (parent[2] if parent else known).isdecimal():  # decimal ids come from `LLM.generate` and repeat
+        if not (parent[2] if parent else known).isdecimal():  # `LLM.generate` makes decimal ids, which repeat
             yield request_id(known)
         life = 0
         while True:

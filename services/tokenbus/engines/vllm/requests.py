@@ -16,7 +16,7 @@ from tokenbus_contracts import RowStatus, ValueKind
 from tokenbus_contracts.batch import FIRST_STOP_TEXT, STOP_TOKEN
 
 _LEAST_SLOTS = 64
-_ACTIVE = int(RowStatus.ACTIVE)  # an int, because numpy converts enum members slowly
+_ACTIVE = int(RowStatus.ACTIVE)  # converted to an int, because numpy converts enum members slowly
 _WHOLE = (RowStatus.FINISHED_STOP, RowStatus.FINISHED_LENGTH)
 _NOWHERE = np.iinfo(np.intp).max
 
@@ -56,7 +56,7 @@ class _Batch:
 
 
 class Requests:
-    """The open requests of vLLM, in columns by slot, so that continuing rows need no Python objects."""
+    """The open requests of vLLM in columns with one value per slot, so that most rows need no Python objects."""
 
     def __init__(self, vllm: SimpleNamespace, config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
         reasons = vllm.FinishReason
@@ -159,7 +159,7 @@ class Requests:
         ]
 
     def _rows(self, slots: Lines, tokens: Sequence[Sequence[int]]) -> Rows:
-        """Return active rows with the given tokens, and advance the slots' positions."""
+        """Return rows of status ACTIVE with these tokens, and advance the positions of the slots."""
         try:  # this fast path needs one token per request
             token_ids, counts = array("I", [token for (token,) in tokens]), np.ones(slots.size, np.uint8)
         except ValueError:
@@ -238,7 +238,7 @@ class Requests:
 def _drafts(scheduled: Any, names: Sequence[str], tokens: Sequence[Sequence[int]]) -> list[int]:  # noqa: ANN401
     """Return the number of verified draft tokens of each row."""
     drafts = scheduled.scheduled_spec_decode_tokens
-    # vLLM does not compute drafts that violate a structured output.
+    # vLLM does not verify drafts that violate a structured output.
     invalid = scheduled.num_invalid_spec_tokens or {}
     return [
         len(drafts.get(name, ())) - invalid.get(name, 0) if kept else 0
@@ -249,8 +249,8 @@ def _drafts(scheduled: Any, names: Sequence[str], tokens: Sequence[Sequence[int]
 def _until_stop(detokenizer: Any, tokens: Sequence[int], *, is_stop: bool) -> tuple[int, str | None]:  # noqa: ANN401
     """Return the number of tokens up to the end of a stop string (or of all tokens), and the stop string or None.
 
-    Tokens are added one by one, because versions of vLLM keep different tokens after a stop string. `is_stop` says that
-    the last token is a stop token or the end token.
+    Tokens are added one by one, because versions of vLLM differ in the tokens that they keep after a stop string.
+    `is_stop` says that the last token is a stop token or the end token.
     """
     for count, token in enumerate(tokens, 1):
         if text := detokenizer.update([token], is_stop and count == len(tokens)):

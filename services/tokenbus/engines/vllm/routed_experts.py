@@ -1,7 +1,7 @@
-"""Routed experts: writes the experts of sessions' tokens to files, and tells the bus the place of each array.
+"""Routed experts: writes an array of experts for each request of a session, and publishes the array's file and offset.
 
 With `--enable-return-routed-experts`, vLLM returns an array for each request: for each token except the last one, and
-for each layer, the experts that computed the token. It may return the rows of a request in several parts.
+for each layer, the experts that computed the token. vLLM may return the array in several parts.
 """
 
 import errno
@@ -24,36 +24,36 @@ from tokenbus_contracts.generated.request_pb2 import Generate, RequestEvent, Rou
 _FOLDER = "worker.routed_experts_folder"
 _OPTION = "--enable-return-routed-experts"
 _FILE_BYTES = 1 << 26
-"""The size at which the next file begins."""
+"""Size in bytes at which a file is full, and the next file begins."""
 _STOP, _LENGTH = int(RowStatus.FINISHED_STOP), int(RowStatus.FINISHED_LENGTH)
 _log = logger("worker")
 
 
 def returns_routed_experts(config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
-    """Return whether vLLM returns routed experts."""
-    # Before 0.32 the option belonged to the model's configuration.
+    """Return whether vLLM's options turn routed experts on."""
+    # Before vLLM 0.32, the option belonged to the model's configuration.
     owner = getattr(config, "aux_output_config", config.model_config)
     return bool(getattr(owner, "enable_return_routed_experts", False))
 
 
 def check_routed_experts(config: Any, settings: Settings) -> None:  # noqa: ANN401 - as above
-    """Raise ValueError if there is a folder for routed experts, but vLLM returns none."""
+    """Raise ValueError if a folder for routed experts is set, but vLLM returns no routed experts."""
     folder = settings.worker.routed_experts_folder
     if folder and not returns_routed_experts(config):
         raise ValueError(f"{_FOLDER}: only with vLLM's {_OPTION}, got {folder}")
 
 
 def refuse_routed_experts(config: Any) -> None:  # noqa: ANN401 - as above
-    """Raise ValueError if vLLM returns routed experts, which the engine vllm does not carry."""
+    """Raise ValueError if vLLM returns routed experts, which the engine vllm does not publish."""
     if returns_routed_experts(config):
         raise ValueError(f"{_OPTION}: only with vLLM's own server and Tokenbus's scheduler, got it with this engine")
 
 
 class Spool:
-    """Appends arrays to files in a folder. Their readers remove the files; without room nothing is written."""
+    """Appends arrays to files in a folder, up to a limit on their total size. Readers remove the files."""
 
     def __init__(self, settings: WorkerSettings, epoch: int) -> None:
-        """Create the folder and the first file; raises ValueError if that fails."""
+        """Create the folder and the first file, or raise ValueError."""
         self._folder = Path(settings.routed_experts_folder)
         self._most = settings.routed_experts_bytes
         self._worker = quote(settings.id, safe="")
@@ -67,9 +67,9 @@ class Spool:
             raise ValueError(f"{_FOLDER}: a folder in which files can be made, got {error}") from None
 
     def append(self, data: bytes | bytearray) -> tuple[str, int]:
-        """Write an array; return its file's name and its offset there. Raises OSError, also if there is no room."""
+        """Write an array, and return its file's name and its offset in the file. Raises OSError, also at the limit."""
         if self._used + len(data) > self._most:
-            self._used = self._measured()  # files may have been removed
+            self._used = self._measured()  # readers may have removed files
         if self._used + len(data) > self._most:
             raise OSError(errno.ENOSPC, f"{self._used} of {self._most} bytes (worker.routed_experts_bytes) are in use")
         with self._path.open("ab") as file:
@@ -85,28 +85,28 @@ class Spool:
         return self._folder / f"{self._worker}.{self._epoch:016x}.{self._number}.experts"
 
     def _measured(self) -> int:
-        """Return the size of all files of this worker, also those of its earlier lives."""
+        """Return the total size of this worker's files, including files of earlier incarnations."""
         size = 0
         for path in self._folder.glob(f"{self._worker}.*.experts"):
-            with suppress(FileNotFoundError):  # a reader has just removed it
+            with suppress(FileNotFoundError):  # a reader has just removed the file
                 size += path.stat().st_size
         return size
 
 
 class _Request:
-    """The rows of one open request."""
+    """The received part of an open request's array, with one row per token."""
 
     def __init__(self, session: Generate, first_row: int) -> None:
         self.request_id = session.request_id
         self.prompt_tokens = len(session.tokens.token_ids)
         self.position = min(first_row, self.prompt_tokens)
-        """The position of the first row's token, in the prompt followed by the output."""
-        self.data = bytearray()  # a part is a view of an array of its whole step
+        """Index of the first row's token, counted from the begin of the prompt."""
+        self.data = bytearray()  # copied, because a part is a view of a larger array
         self.dtype = np.dtype(np.uint8)
         self.shape: tuple[int, ...] = (0, 0)
-        """The number of layers, and of experts for each token."""
+        """Number of layers, and number of experts per layer and token."""
         self.last_tokens = 0
-        """The number of tokens in the last output."""
+        """Number of tokens in vLLM's last output."""
 
     def add(self, output: Any) -> None:  # noqa: ANN401 - vLLM's EngineCoreOutput
         self.last_tokens = len(output.new_token_ids)
@@ -115,9 +115,9 @@ class _Request:
             self.data += part.tobytes()
 
     def complete(self, tokens: int, last_tokens: int) -> int:
-        """Return the number of rows of a request with this many output tokens, `last_tokens` of them in its last step.
+        """Return the number of rows of a request with `tokens` output tokens, `last_tokens` of them from its last step.
 
-        Removes the rows of tokens behind a stop string. Raises ValueError if vLLM returned another number of rows.
+        Removes rows of tokens that a stop string cut off. Raises ValueError if vLLM returned another number of rows.
         """
         rows = max(0, self.prompt_tokens + tokens - 1 - self.position)
         row_bytes = self.dtype.itemsize * int(np.prod(self.shape))
@@ -129,12 +129,12 @@ class _Request:
 
 
 class SessionExperts:
-    """The routed experts of the open requests with a session."""
+    """Collects the routed experts of all open requests that belong to sessions."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._requests: dict[str, _Request] = {}
-        """The requests by vLLM's names."""
+        """Open requests by the names that vLLM uses."""
         self._repeated_log = DeduplicatedLog()
 
     def add(self, name: str, session: Generate, sampling: Any) -> None:  # noqa: ANN401 - vLLM's SamplingParams
@@ -142,18 +142,18 @@ class SessionExperts:
         self._requests[name] = _Request(session, getattr(sampling, "routed_experts_prompt_start", 0))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove requests that vLLM has ended; other names are ignored."""
+        """Remove requests that vLLM has ended. Unknown names are ignored."""
         for name in names:
             self._requests.pop(name, None)
 
     def collect(self, outputs: Iterable[Any]) -> None:
-        """Keep the rows that vLLM returns with the outputs of a step."""
+        """Append the rows that vLLM returned with a step's outputs to the arrays of the requests."""
         for output in outputs:
             if output.request_id in self._requests:
                 self._requests[output.request_id].add(output)
 
     def ended(self, rows: Rows) -> Iterator[RequestEvent]:
-        """Write the arrays of the requests that a step completes, and yield their events."""
+        """Write the arrays of the requests that a step completes, and yield an event for each request."""
         places = np.flatnonzero((rows.statuses == _STOP) | (rows.statuses == _LENGTH))
         if not places.size:
             return
@@ -165,7 +165,7 @@ class SessionExperts:
             yield RequestEvent(routed_experts=written)
 
     def _written(self, request: _Request, position: int, last_tokens: int) -> RoutedExperts:
-        """Write the array of a request; if that fails, the event and one log line have the reason."""
+        """Write a request's array, and return the event, which contains the reason if writing fails."""
         try:
             rows = request.complete(position + last_tokens, last_tokens)
             file, offset = self._spool.append(request.data)

@@ -23,14 +23,14 @@ class ExtraScores(NamedTuple):
 
     arguments: dict[str, Any]
     want_other: bool
-    """Whether any request needs logprobs of the other kind (raw or processed)."""
+    """Whether any request needs the kind of logprobs, raw or processed, that vLLM does not return."""
 
 
 NO_EXTRA_SCORES = ExtraScores({}, want_other=False)
 
 
 class PendingScores:
-    """Scores that may still be in computation, in place of vLLM's LogprobsTensors."""
+    """Replacement for vLLM's LogprobsTensors, with scores that the device may still be computing."""
 
     cu_num_generated_tokens = None
 
@@ -38,7 +38,7 @@ class PendingScores:
         self._found, self._kept = found, kept
 
     def to_cpu_nonblocking(self) -> "PendingScores":
-        """Return this object, because the copy to the host has begun already."""
+        """Return this object, because its copy to the host has begun already."""
         return self
 
     def filter(self, mask: Any) -> "PendingScores":  # noqa: ANN401 - as above
@@ -52,7 +52,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
     """vLLM's sampler with our scores. `use_token_scores` changes the class of an existing instance."""
 
     runner: Any
-    """vLLM's model runner, which knows the request of each line of logits."""
+    """vLLM's model runner, which knows the requests of the logits."""
     given_ids: Sequence[int] = ()
     """Ids to score in the current prompt."""
     keeps_processed = False
@@ -148,14 +148,14 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
 _HANDS_OVER = SimpleNamespace(
     is_logits_logprobs_mode=True, sampler=SimpleNamespace(gather_logprobs=lambda logits, *_: logits)
 )
-"""Substitute for vLLM's rejection sampler, with which `_get_logprobs_tensors` returns logits instead of scores."""
+"""Replacement for vLLM's rejection sampler that makes `_get_logprobs_tensors` return logits instead of scores."""
 
 
 class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: ignore[misc]
     """vLLM's rejection sampler with our scores of the accepted tokens."""
 
     _drafted: torch.Tensor | None = None
-    """Logits that verified the drafts of the last call."""
+    """Logits by which the last call verified drafts."""
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:  # noqa: ANN401
         wants = sampling_metadata.max_num_logprobs is not None and self.sampler.extra_scores().want_other
@@ -220,7 +220,7 @@ def _extra_scores_of(asked: Sequence[Asked], *, is_processed: bool) -> ExtraScor
 
 
 class _PromptScores:
-    """Scores prompts one by one if a request names token ids, as vLLM scores all prompts of a step in the same way."""
+    """Scores prompts one by one if a request names token ids. vLLM scores all prompts of a step in the same way."""
 
     def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM's model runner
         self._runner = runner

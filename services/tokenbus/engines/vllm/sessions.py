@@ -17,7 +17,7 @@ _ID = re.compile("[0-9a-fA-F]{16}")
 _LABELLED = re.compile(rf"(?:\d+_)?(?:[a-z-]+[-_])?{SESSION}:([^:]*):.*", re.DOTALL)
 """Pattern of a labelled request id in vLLM's core.
 
-The parts are the answer's number, vLLM's kind of request (`chatcmpl-`), `tokenbus_session:LABEL:`, and a unique rest.
+The id consists of the answer's number, the kind of request (`chatcmpl-`), `tokenbus_session:LABEL:`, and a unique end.
 """
 _log = logger("worker")
 

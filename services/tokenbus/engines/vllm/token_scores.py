@@ -77,7 +77,7 @@ def token_scores(found: TokenColumns, kept: Array | None = None, starts: list[in
 
 
 def extra_lines(found: TokenColumns) -> Array:
-    """Return extra scores in one line per token, with zeros for scores that the request did not ask for."""
+    """Return extra scores, one line per token. Scores that the token's request did not ask for are zero."""
     counts, lines = found.token_counts, found.token_ids.size
 
     def of_tokens(column: Array) -> Array:

@@ -12,8 +12,8 @@ _log = logger("worker")
 
 @cache  # the class must be changed only once
 def follow_weight_versions(core: type) -> None:
-    """Make vLLM's core pass each new weight version to the scheduler's `note_weight_version`, if there is one."""
-    # Before 0.29, vLLM has no versions.
+    """Make vLLM's core pass each new weight version to the scheduler, if the scheduler has `note_weight_version`."""
+    # Before release 0.29, vLLM has no weight versions.
     own: Any = getattr(core, "set_weight_version", None)
     if own is None:
         return
@@ -28,7 +28,7 @@ def follow_weight_versions(core: type) -> None:
 
 
 def version_number(name: object) -> int:
-    """Return vLLM's name of a weight version as a number, or 0 for an unknown version if it is no number."""
+    """Return vLLM's name of a weight version as a number, or 0 if the name is not a number."""
     if isinstance(name, str) and name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS:
         number = int(name)
         if number <= _MOST:

@@ -14,7 +14,7 @@ from tokenbus_contracts import BatchKind, ContractError, Rule, SpeculativeMethod
 _DTYPES = tuple(map(np.dtype, ("u1", "i1", "?", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8")))
 _FORMATS = ("B", "b", "?", "H", "h", "I", "i", "LQ", "lq", "e", "f", "d")
 _CODES = {format_: code for code, formats in enumerate(_FORMATS) for format_ in formats}
-"""Type codes by buffer format. Some types have two formats."""
+"""Type code of each buffer format. Some types have two formats."""
 _WIDEST_BYTES = 8
 _MAX_DIMENSIONS = 3
 _HEAD = struct.Struct("<QQIBBBBBB2x")

@@ -28,7 +28,7 @@ _log = logger("worker")
 _START_SECONDS = 60.0
 _FIRST_STARTS = 3
 _LOOK_SECONDS = 0.5
-_ERROR_SECONDS = 1.0  # time limit for a publisher to leave after an error of the engine's owner
+_ERROR_SECONDS = 1.0  # time limit for a publisher to leave after an exception ended the `with` block
 _MAX_PAUSE_SECONDS = 5.0
 
 
@@ -69,9 +69,9 @@ class PublisherProcess(SharedMemoryPublisher):
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._next_bell: socket.socket | None = None
-        self._keeper: socket.socket | None = None  # receives a duplicate of each of the publisher's connections
+        self._keeper: socket.socket | None = None  # receives a duplicate of each connection that the publisher opens
         self._held_connection = -1
-        """Last duplicate of a connection, which stays open while a new publisher starts, or -1."""
+        """Duplicate of the last publisher's connection, which stays open until a new publisher starts, or -1."""
         self._hold_until = inf
         self._given_up = threading.Event()  # set when dead publishers are no longer replaced
         self._watching = threading.Thread(target=self._watch, name="tokenbus-publisher", daemon=True)
@@ -99,7 +99,7 @@ class PublisherProcess(SharedMemoryPublisher):
         else:
             self.is_running = False
             self._given_up.set()
-            _close(self.bell)  # to the publisher, this looks like the engine's death
+            _close(self.bell)  # the publisher then behaves as if the engine had died
         self._watching.join(seconds)
         self._given_up.set()
         self._kill()
@@ -179,7 +179,7 @@ class PublisherProcess(SharedMemoryPublisher):
                     raise NotRunningError(slow) from None
                 if process.poll() is None:
                     continue
-                more = b""  # a forked child holds the other end open
+                more = b""  # the publisher died, but a forked child still has its end of the socket
             if not more and received.startswith(b"["):
                 raise AddressError(*json.loads(received))
             if not more:
@@ -206,7 +206,7 @@ class PublisherProcess(SharedMemoryPublisher):
             pause = self._start_if_none(pause)
 
     def _start_if_none(self, pause: float) -> float:
-        """Start a publisher if there is none, with a pause that grows with each failure, and return the next pause."""
+        """Start a publisher if there is none, and return the next pause. Each failure makes the next pause longer."""
         while not self.has_publisher.is_set() and not self._given_up.wait(pause):
             pause = min(_MAX_PAUSE_SECONDS, 2 * pause + 0.05)
             self._drop_held_if_expired()
@@ -220,7 +220,7 @@ class PublisherProcess(SharedMemoryPublisher):
 
     def _hold_connections(self) -> None:
         """Keep a duplicate of the publisher's last connection until the publisher's process has ended."""
-        with contextlib.suppress(OSError):  # this process closes its sockets
+        with contextlib.suppress(OSError):  # this process is closing its sockets
             while self._keeper is not None and (
                 files := socket.recv_fds(self._keeper, 1, 1, socket.MSG_CMSG_CLOEXEC)[1]
             ):
@@ -246,7 +246,7 @@ def _close(bell: socket.socket | None) -> None:
 
 
 _started: weakref.WeakSet[PublisherProcess] = weakref.WeakSet()
-_forking = threading.Lock()  # held during a start, when a fork would keep the pipes' other ends open
+_forking = threading.Lock()  # held while a publisher starts, because a forked child would inherit the publisher's pipes
 
 
 def _after_fork_in_child() -> None:

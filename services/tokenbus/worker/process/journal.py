@@ -12,14 +12,14 @@ from tokenbus.worker.retention import Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _ENTRY = struct.Struct("<QQQQ")
-"""Words of an entry: first sequence, last sequence with the number of ids, engine's record, and index in the record.
+"""Words of an entry: first sequence, last sequence and number of ids, the engine's record, and index in the record.
 
 A growing run changes only one word, so that a publisher that dies leaves either the old entry or the new entry.
 """
 JOURNAL_BYTES = _ENTRY.size
 DROPPED_BYTES = 2**20
-"""Limit of bytes for runs of lost items. Beyond this limit, the requests of lost items are not named."""
-_DROPPED = 255  # the kind of a run of lost items, where other entries have a PayloadKind
+"""Maximum bytes for runs of lost items. Beyond this limit, the requests of lost items are not named."""
+_DROPPED = 255  # the kind of an entry for a run of lost items; the kind of all other entries is a PayloadKind
 _LAST = slice(8, 16)
 _COUNT_BITS = 20  # the lower bits of a word hold a count, and the upper bits hold a larger number
 
@@ -35,8 +35,8 @@ class JournaledRetention(Retention):
         super().__init__(max_items, max_bytes, checksum=checksum)
         self._journal, self._words = journal, words
         self._record = self._made = self._known = 0
-        """Current record, number of items made from the record, and number of these items that were retained before."""
-        self._run: Record | None = None  # the last entry, if it is a run that may grow
+        """Current record, number of items made from it, and number of items that an earlier publisher retained."""
+        self._run: Record | None = None  # the last entry, if this entry is a run that may grow
         self._dropped_bytes = 0  # total bytes of all runs
         made = divmod(words[Word.EMITTED], 1 << _COUNT_BITS)
         self.next_sequence = max(1, words[Word.NEXT_SEQUENCE])
@@ -60,13 +60,13 @@ class JournaledRetention(Retention):
         self.bytes += len(rest)
 
     def begin(self, record: int) -> None:
-        """Begin a record of the engine. The number 0 stands for items that do not belong to a record."""
+        """Make the next items from this record of the engine. If `record` is 0, the items belong to no record."""
         number, made = self._made_before
         self._record, self._made = record, 0
         self._known = made if record and record == number else 0
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Return whether `items` items of `size` bytes in total fit or are already retained."""
+        """Return whether `items` items of `size` bytes in total fit, or are retained by an earlier publisher."""
         return self._is_known or super().has_room(size, items)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:
@@ -82,7 +82,7 @@ class JournaledRetention(Retention):
         return kept
 
     def drop(self, request_ids: Iterable[int]) -> None:
-        """Use the next sequence for a lost item, whose request ids go to the journal if there is room."""
+        """Use the next sequence for a lost item. Its request ids are stored unless the journal is full."""
         self._made += 1
         if self._made <= self._known:
             return

@@ -6,13 +6,13 @@ from enum import IntEnum
 from tokenbus.worker.publisher import WorkerCounts
 
 READY, WAKE = b"R", b"W"
-"""Bytes on the socket: the publisher has started, and the other side has a record to read or room to write."""
+"""Bytes on the socket. READY: the publisher has started. WAKE: the reader has records, or the writer has free space."""
 ID_COUNT = struct.Struct("<I")
 """Head of a REFUSED record, before the ids and the message."""
 
 
 class Word(IntEnum):
-    """Index of a number in the shared memory, which one process writes and a new publisher reads."""
+    """Index of a number in the shared memory. One process writes the number, and the next publisher reads it."""
 
     NEXT_SEQUENCE = 0
     """Sequence of the stream's next item."""
@@ -38,9 +38,9 @@ class EngineRecord(IntEnum):
     EVENT = 2
     """An encoded RequestEvent."""
     REFUSED = 3
-    """Requests of a step with invalid arrays, and the reason."""
+    """Requests of a step that was refused because its arrays are invalid, and the reason."""
     LOST = 4
-    """Requests of steps that found no room. An empty record ends all requests."""
+    """Requests that lost rows because the ring was full. A record without ids means all requests of the stream."""
     NO_MORE = 5
     """Notice that the worker takes no new requests."""
     LEAVE = 6
@@ -52,14 +52,14 @@ class PublisherRecord(IntEnum):
 
     GENERATE = 1
     ABORT = 2
-    """A request that its client or the processor aborts."""
+    """Id of a request that its client or the processor aborts."""
     ENDED = 3
     """Requests that ended because their rows could not be published."""
     CONTROL = 4
 
 
 class _SharedCount:
-    """An attribute that is a word of the shared memory."""
+    """Descriptor for an attribute whose value is a word of the shared memory."""
 
     def __init__(self, word: Word) -> None:
         self._word = word

@@ -13,10 +13,10 @@ _HEAD, _TAIL, _TAKEN, _FREED, _WRITTEN = range(5)
 PAGE_BYTES = 4096
 """Bytes before the records. The first words are the writer's position, the reader's position, the number of records
 taken, the position up to which the memory is free, and the number of records written."""
-_RECORD = struct.Struct("<QII")  # the head of a record has its number (from 1 on), length and kind
+_RECORD = struct.Struct("<QII")  # a record's number (the first is 1), length and kind
 RECORD_BYTES = _RECORD.size
-_FREED_BYTES = 2**20  # bytes of taken records that are freed together
-_SKIP = 0  # the kind of the filler at the end of the memory, if the next record does not fit there
+_FREED_BYTES = 2**20  # memory is freed in blocks of this number of bytes
+_SKIP = 0  # the kind of a filler record, at the end of the memory, where the next record does not fit
 
 
 class Record(NamedTuple):
@@ -41,7 +41,7 @@ class Ring:
     def __init__(self, memory: memoryview, most: int, free: Callable[[int, int], None] | None = None) -> None:
         """Open a ring for at most `most` records in memory that was initially zero.
 
-        The reader's side calls `free` with the start and the length of memory that has become empty.
+        After taking records, the reader calls `free` with the start and the length of the empty memory.
         """
         self._words = memory[: 5 * 8].cast("Q")
         self._data = memory[PAGE_BYTES:]
@@ -52,7 +52,7 @@ class Ring:
         self._fence.acquire()
         self._begin = 0
         self._position = self._words[_HEAD]
-        # The waiting records are read before `taken`, because the reader may take records meanwhile.
+        # Read the waiting records before `taken`, because the reader may take records between the two reads.
         self._written = max([*(record.number for record in self.waiting()), self.taken])
 
     # Methods of the writer's side.
@@ -137,7 +137,7 @@ class Ring:
                 position += self._capacity - begin
                 continue
             position += RECORD_BYTES + _padded(size)
-            if number > taken or since is not None:  # a reader may have died between storing its two words
+            if number > taken or since is not None:  # a reader may die after storing TAKEN and before storing TAIL
                 yield Record(number, kind, self._data[begin + RECORD_BYTES : begin + RECORD_BYTES + size], position)
 
     def take(self, record: Record) -> None:
@@ -150,7 +150,7 @@ class Ring:
             if end <= freed:
                 return
             begin = freed % self._capacity
-            # Free memory only up to the end of the ring, and the rest at a later call.
+            # Free memory only up to the end of the ring. A later call frees the rest.
             self._free(PAGE_BYTES + begin, min(end - freed, self._capacity - begin))
         self._words[_FREED] = end
 

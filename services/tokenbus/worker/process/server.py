@@ -44,9 +44,9 @@ class Introduction:
     epoch: int
     proof: bytes
     requests: list[tuple[int, int, str]]
-    """Id, owner and turn of each of the worker's requests that is not in the ring."""
+    """Id, owner and turn of each request of the worker that is not in the ring of requests."""
     requests_tail: int
-    """Position of the reader in the ring of requests when `requests` was listed."""
+    """Position in the ring of requests up to which `requests` lists the open requests."""
     takes_no_more: bool
     leaves: bool
     """Whether the engine has stopped writing records."""
@@ -76,7 +76,7 @@ class _RequestRing(RequestQueue):
         return len(self._ring)
 
     def put(self, request: Generate | Abort) -> None:
-        if not self.engine_is_gone:  # without the engine, the processor later gives the request to another worker
+        if not self.engine_is_gone:  # the engine is gone, so the processor later sends the request to another worker
             super().put(request)
 
     def _append(self, request: Generate | Abort, limit: str) -> None:
@@ -94,20 +94,20 @@ class _RequestRing(RequestQueue):
         self._ring.put(kind, data)
 
     def put_ended(self, request_ids: deque[int]) -> None:
-        """If there is room, tell the engine which requests the publisher ended, and clear `request_ids`."""
+        """Tell the engine which requests the publisher ended, and clear `request_ids`, unless the ring is full."""
         if request_ids and self._ring.has_room(8 * len(request_ids)):
             self._ring.put(PublisherRecord.ENDED, np.array(request_ids, np.uint64).tobytes())
             request_ids.clear()
             self.ring_bell()
 
     def ring_bell(self) -> None:
-        """Wake the engine, because there is a record to read or room to write."""
-        with contextlib.suppress(OSError):  # the socket is full of wake-ups, or the engine died
+        """Wake the engine, because the engine can read or write a record."""
+        with contextlib.suppress(OSError):  # the socket's buffer is full of unread bytes, or the engine died
             self._bell.send(WAKE)
 
 
 class _SharedPublisher(Publisher):
-    """A publisher with state in shared memory, which never blocks its event loop to wait for room."""
+    """A publisher with its state in shared memory, which never blocks its event loop while retention is full."""
 
     def __init__(self, memory: SharedMemory, incoming: RequestQueue, given: Introduction, **others: Any) -> None:  # noqa: ANN401
         worker = given.settings.worker
@@ -152,7 +152,7 @@ class _SharedPublisher(Publisher):
         return not self._steps.is_empty
 
     def _begin_epoch(self, epoch: int) -> None:
-        self._words[Word.EPOCH] = epoch  # stored before the journal, which has items of the old epoch, is emptied
+        self._words[Word.EPOCH] = epoch  # stored first, because the journal still has items of the old epoch
         super()._begin_epoch(epoch)
 
     def _made_room(self) -> None:
@@ -237,7 +237,7 @@ class PublisherServer:
         self.publisher.made_room.set()
 
     def _publish_some(self) -> float:
-        """Publish some records, and return the maximum wait for more in seconds, or 0 if more records are waiting."""
+        """Publish some records, and return how many seconds to wait for more, or 0 if more records are waiting."""
         number = self._steps.taken
         seconds = self._settings.bus.heartbeat_interval_ms / 1000
         for count, record in enumerate(self._steps.waiting()):
@@ -265,7 +265,7 @@ class PublisherServer:
         return seconds
 
     def _seconds_for_room(self, record: Record) -> float:
-        """Return how many seconds a record may still wait for room in retention, or 0 to publish the record now."""
+        """Return how many seconds a record may still wait while retention is full, or 0 to publish the record now."""
         retention, worker, data = self.publisher.retention, self._settings.worker, record.data
         messages = self._messages_of(record)
         if not messages:
@@ -322,5 +322,5 @@ class PublisherServer:
         ended = {"worker": self.publisher.worker_id, "requests_ended": len(requests)}
         _log.error("the engine's process died: its requests end", **ended)
         for request_id in requests:
-            with contextlib.suppress(RetentionFullError):  # a gap then names the request
+            with contextlib.suppress(RetentionFullError):  # in this case, a gap ends the request
                 self.publisher.failed_request(request_id, ErrorCode.ERROR_CODE_ENGINE, "the engine's process died")

@@ -29,15 +29,15 @@ from tokenbus_contracts.generated.control_pb2 import Control
 from tokenbus_contracts.generated.request_pb2 import Abort, Generate, RequestEvent
 
 _CHANGED = (b"", b"")
-_MAX_LOST = 65_536  # number of requests that a gap may name
-_POLL_SECONDS = 0.05  # seconds between checks for room, because a publisher that died cannot wake the engine
+_MAX_LOST = 65_536  # maximum number of requests that a gap may name
+_POLL_SECONDS = 0.05  # seconds between checks of a full ring, because a publisher that died cannot wake the engine
 
 
 @dataclass(slots=True)
 class _Open:
     owner: int = 0
     turn: str = ""
-    """Admitted with the request's turn in hexadecimal digits, or an empty string without a turn."""
+    """Encoded `Admitted` message with the request's turn, in hexadecimal digits, or an empty string without a turn."""
 
 
 class SharedMemoryPublisher(EngineOutput):
@@ -60,18 +60,18 @@ class SharedMemoryPublisher(EngineOutput):
         self._ending: deque[tuple[int, list[tuple[int, _Open]]]] = deque()
         """Ended requests, with the number of the record that ended each request."""
         self._last_step = 0
-        self._last_rows = _CHANGED  # ids and statuses of the last step, unless a request ended
+        self._last_rows = _CHANGED  # ids and statuses of the last step, or `_CHANGED` after a request ended
         self._arrived: list[Generate | Abort] = []
         self._controls: list[Control] = []
         self._aborts: list[int] = []
         self._lost: set[int] = set()  # requests that lost rows and are not yet named in a record
-        self._has_lost_all = False  # whether so many requests lost rows that all requests end
+        self._has_lost_all = False  # whether all requests must end, because too many lost rows
         self._engine_state = ""
         self._takes_no_more = self._leaves = False
-        self._owes_no_more = False  # whether the record NO_MORE still waits for room
+        self._owes_no_more = False  # whether the record NO_MORE must still be written
 
     def state(self) -> dict[str, object]:
-        """Return the facts that a new publisher needs in addition to the shared memory."""
+        """Return the facts that a new publisher needs, but cannot read from the shared memory."""
         with self._lock:
             self._forget_ended()
             return {
@@ -83,7 +83,7 @@ class SharedMemoryPublisher(EngineOutput):
             }
 
     def publish_event(self, event: RequestEvent) -> None:
-        """Write an event. Without room, the event's request ends, or an operator's answer is dropped."""
+        """Write an event. If the ring stays full, the event's request ends, or an operator's answer is dropped."""
         request_ids: tuple[int, ...] = ()
         if event.HasField("control_answer"):
             if event.control_answer.HasField("state"):
@@ -95,7 +95,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._write(EngineRecord.EVENT, event.SerializeToString(), request_ids, ends)
 
     def emit(self, step: StepArrays) -> None:
-        """Write one batch of a step. Without room, the batch's requests end."""
+        """Write one batch of a step. If the ring stays full, the batch's requests end."""
         self._check_running()
         self.counts.signs += 1
         try:
@@ -104,7 +104,7 @@ class SharedMemoryPublisher(EngineOutput):
             self._refuse(step, error)
             return
         request_ids = request_ids_of(hosted.arrays[0][1])
-        if not self._has_room(hosted.size + RECORD_BYTES):  # another thread may write a NO_MORE first
+        if not self._has_room(hosted.size + RECORD_BYTES):  # because another thread may write NO_MORE
             self._lose(request_ids.tolist())
             return
         with self._lock:
@@ -115,7 +115,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def _number(self, step: StepArrays) -> int:
-        """Number a step as an assembler does, but with a count that outlives each publisher."""
+        """Return the step's number as an assembler would count, although publishers are replaced."""
         number = step.step or self._last_step + (step.kind is BatchKind.TARGET) or 1
         self._last_step = max(self._last_step, number)
         return number
@@ -132,9 +132,9 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def leave(self, seconds: float) -> None:
-        """Accept no more steps, and write LEAVE as soon as there is room, after a wait of at most `seconds`.
+        """Accept no more steps, and write the record LEAVE. If the ring is full, wait at most `seconds`.
 
-        If there is no room in time, the next publisher reads from `state` that the engine has left.
+        If the ring stays full, the next publisher learns from `state` that the engine has left.
         """
         with self._lock:
             self.is_running, self._leaves = False, True
@@ -168,7 +168,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def _has_room(self, size: int) -> bool:
-        """Return whether there is room for a record, after waiting as long as the policy allows."""
+        """Return whether a record fits into the ring, after waiting as long as the policy allows."""
         if not self._has_overdue and self._steps.has_room(size):
             return True
         worker = self.settings.worker
@@ -187,7 +187,7 @@ class SharedMemoryPublisher(EngineOutput):
         return bool(self._lost or self._has_lost_all or self._owes_no_more)
 
     def _lose(self, request_ids: Collection[int]) -> None:
-        """End the requests of a record that found no room. The next LOST record names these requests."""
+        """End the requests of a record that did not fit. The next LOST record names these requests."""
         with self._lock:
             self._lost.update(request_ids)
             if len(self._lost) > _MAX_LOST:
@@ -197,7 +197,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._aborts.extend(request_ids)
 
     def _write_overdue(self) -> None:
-        """Write the overdue records NO_MORE and LOST if there is room."""
+        """Write the overdue records NO_MORE and LOST if they fit into the ring."""
         if not self._has_overdue:
             return
         with self._lock:
@@ -268,7 +268,7 @@ class SharedMemoryPublisher(EngineOutput):
     def _note_rows(self, number: int, request_ids: npt.NDArray[np.uint64], statuses: Host | None) -> None:
         """Note the requests that a batch begins or ends, as the publisher does when it publishes the batch."""
         rows = request_ids.tobytes(), b"" if statuses is None else statuses.tobytes()
-        if rows == self._last_rows:  # most steps change nothing
+        if rows == self._last_rows:  # most steps have the same rows as the step before
             return
         self._last_rows = rows
         for request_id in request_ids.tolist():
@@ -296,7 +296,7 @@ class SharedMemoryPublisher(EngineOutput):
 
     def _ring_bell(self) -> None:
         if self.bell is not None:
-            with contextlib.suppress(OSError):  # the socket is full of wake-ups, or the publisher died
+            with contextlib.suppress(OSError):  # the socket's buffer is full of unread bytes, or the publisher died
                 self.bell.send(WAKE)
 
     def _wait(self, seconds: float) -> None:

@@ -49,13 +49,13 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pack": (py_object, (POINTER(Call), POINTER(Outcome), py_object, c_int, c_int, c_uint64, c_char_p)),
     # (socket, buffer's address, reading) -> MORE, WHOLE, ENDED or REFUSED
     "receive": (c_int, (c_int, c_void_p, POINTER(Reading))),
-    # (socket, reading) -> 0, or the sequence if the socket had no room for the acknowledgement
+    # (socket, reading) -> 0, or the sequence if the socket's buffer was too full for the acknowledgement
     "acknowledge": (c_uint64, (c_int, POINTER(Reading))),
     # (socket) -> the last acknowledged sequence, 0 if there is none, or -1 if the peer has ended
     "acknowledged": (c_int64, (c_int,)),
     # (environment variable, default) -> the variable's number, or -1 if the variable is not a number
     "number": (c_int, (c_char_p, c_int)),
-    # (kind, message's address or None, is empty, packs columns, requested columns, 3 outputs, outcome) -> outputs fit
+    # (kind, message or None, is empty, packs columns, requested columns, 3 outputs, outcome) -> whether the outputs fit
     "fill": (c_int, (c_int, c_void_p, c_int, c_int, c_int64, *(py_object,) * 3, POINTER(Outcome))),
 }
 """Functions of ops.c with their argument and result types."""
