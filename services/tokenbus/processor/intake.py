@@ -350,7 +350,7 @@ class Intake:
             self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _answer_all(self) -> None:
-        """Send acks and credit to all workers after a client's ack, instead of only at each worker's next heartbeat."""
+        """Send acks and credit after a client's ack. Otherwise, workers without credit wait until their heartbeats."""
         for worker in self._workers.by_id.values():
             self._answer(worker)
 

@@ -245,7 +245,7 @@ class RequestRegistry:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """Drop unclaimed requests whose oldest row is in a pending ack's item, or in its stream up to `through`."""
+        """Drop unclaimed requests whose oldest row prevents this ack, or acks of its stream up to `through`."""
         for request in self.table.open_requests():
             if request.waiting:
                 found = request.waiting[0][0].pending_ack

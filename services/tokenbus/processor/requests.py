@@ -152,7 +152,7 @@ class RequestTable:
         self._requests: list[Request | None] = []
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._ended_at_clients: OrderedDict[int, int] = OrderedDict()
-        """Owners of requests that ended at their clients while this processor did not know them, by request id."""
+        """By request id, the owners of requests that ended at clients while this processor did not know the request."""
         self._max_requests = max_requests
         self._ended_requests = ended_requests
         self.next_position = np.zeros(64, np.int64)

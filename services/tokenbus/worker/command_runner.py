@@ -219,7 +219,7 @@ class CommandRunner:
     def _changing(
         self, change: Callable[[], object], *, is_damage: bool, harmless: type[Exception] = EngineBrokenError
     ) -> None:
-        """Change the weights. A failure damages the weights, unless the exception has the type `harmless`."""
+        """Change the weights. An exception damages the weights, unless its type is `harmless`."""
         try:
             change()
         except (EngineBrokenError, harmless):
@@ -329,7 +329,7 @@ class CommandRunner:
 
 
 def _raised_by(call: Callable[..., object], *arguments: object, **named: object) -> Exception | None:
-    """Return the exception of a call, or None without an exception, but raise an EngineBrokenError."""
+    """Return the exception that a call raises, or None. Only an EngineBrokenError is not caught."""
     try:
         call(*arguments, **named)
     except EngineBrokenError:

@@ -219,7 +219,7 @@ class EngineKind:
     ranks: Callable[[Sequence[str]], list[list[str]]] = lambda rest: [list(rest)]
     """Splits the arguments after `--` into a list for each data-parallel rank that `tokenbus up` starts."""
     model_name: Callable[[Sequence[str]], str] = lambda _: ""
-    """Returns the model's name from the arguments after `--` or, to use the folder's name, an empty string."""
+    """Returns the model's name from the arguments after `--`, or an empty string to use the folder's name."""
 
 
 def engine_kind(name: str) -> EngineKind:

@@ -66,7 +66,7 @@ class Ragged:
     __slots__ = ("_scored", "counts", "given", "kept", "tokens")
 
     def __init__(self, counts: Host, kept: Host | None, scored: Host | None) -> None:
-        """Select by each row's number of tokens, number of kept tokens and scored flag. None selects every token."""
+        """Select by each row's token count, count of kept tokens, and scored flag. None selects every token."""
         self.given = counts
         """Number of tokens that the engine returned for each row."""
         self.tokens = int(counts.sum(dtype=np.intp))

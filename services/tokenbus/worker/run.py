@@ -114,7 +114,7 @@ async def serve_engine(  # noqa: PLR0913 - each but the first three is given by 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(lambda: asyncio.wrap_future(thread.close()))
         looping: list[asyncio.Future[None]] = []
-        # Wait for the loop only after the publisher has ended, because this end wakes a blocked thread.
+        # Wait for the loop after the publisher has ended, because the publisher's end wakes a blocked loop.
         stack.push_async_callback(lambda: asyncio.gather(*looping, return_exceptions=True))
         out: PublisherThread | PublisherProcess
         client: PublisherClient

@@ -96,7 +96,7 @@ class WorkerSession(ReconnectingSession):
         self._granted_sequence = 0
         self._granted_bytes = 0
         self._received: dict[int, tuple[int, int]] = {}
-        """Number and deadline of each recent request, oldest first. A later request with the same id may be a reuse."""
+        """Number and deadline of each recent request by id, oldest first, to detect repeated and reused ids."""
         self._count = self._count_at_hello = 0
         """Number of all received requests, and this number at the time of the last hello."""
         self._unlisted = range(0)
@@ -204,7 +204,7 @@ class WorkerSession(ReconnectingSession):
     def _begin_epoch(self) -> None:
         """Abort the requests of the earlier processor, and drop the items for that processor.
 
-        A worker whose requests come from its own server keeps the requests.
+        If the requests come from the engine's own server, the worker does not abort them.
         """
         self._epoch += 1
         self.on_epoch(self._epoch)

@@ -50,7 +50,7 @@ class StepArrays:
     ranks: Array | None = None
     """Rank of each token, laid out as `logprobs`."""
     alternative_token_ids: Array | None = None
-    """Alternatives of each token, most probable first, in a further dimension or flat with counts in `top_ks`."""
+    """Alternatives of each token, most probable first: either one more dimension, or flat with counts in `top_ks`."""
     alternative_logprobs: Array | None = None
     """Logprobs of the alternatives, laid out as `alternative_token_ids`."""
     scored: Array | None = None

@@ -2,8 +2,8 @@
 
 The saving thread writes each message into the socket at once. From then on the kernel holds the message, which arrives
 even if the saving process is killed. A second thread connects when a get side starts, and writes the rest of messages
-that did not fit. The get side reads at most one message ahead from each saving process. If the getting process is
-killed, the next get side receives the remaining messages.
+that did not fit into the socket. The get side reads at most one message ahead from each saving process. If the getting
+process is killed, the next get side receives the remaining messages.
 """
 
 import contextlib
@@ -454,7 +454,7 @@ class QueueReceiver:
         while len(self._sources) < _MOST_CONNECTIONS:
             try:
                 connection, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):  # no open connection is waiting
+            except (BlockingIOError, ConnectionAbortedError):  # no further connection waits to be accepted
                 return
             except OSError as error:  # with too many open files, the connection waits for the next poll
                 self._repeated_log.begin("accept", _log.warning, "queue cannot accept a connection", error=error)

@@ -91,7 +91,7 @@ class SlotRegistry:
         requests["is_assigned"][slot] = True
 
     def _leave(self, slot: int) -> None:
-        """Keep the position of an interrupted request, which may resume, or add a last row for any other request."""
+        """Keep the position of an interrupted request, because it may resume. Add a last row for any other request."""
         requests = self._requests
         key, position = int(requests["key"][slot]), int(requests["position"][slot])
         if requests["is_over"][slot] or not np.isfinite(requests["known_since"][slot]):
@@ -139,7 +139,7 @@ class SlotRegistry:
         self._requests, self._replaced = requests, []
 
     def lose(self, keys: list[int] | None = None) -> None:
-        """End the given open requests (or all) with an error, and give their slots new requests."""
+        """End the given open requests with an error (by default all requests), and give their slots new requests."""
         requests = self._requests
         is_lost = np.isfinite(requests["known_since"]) & ~requests["is_over"]
         if keys is not None:

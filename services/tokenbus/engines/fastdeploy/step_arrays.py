@@ -21,7 +21,7 @@ from tokenbus.worker.step import StepArrays
 from tokenbus_contracts import BatchKind, RowStatus, SpeculativeMethod, StepPhase
 
 LOWEST = np.float32(-9999)
-"""The engine's logprob in place of minus infinity."""
+"""Lowest logprob, which stands for minus infinity."""
 _ROUNDING = np.float32(1e-3)
 """Largest logprob above 0 that counts as a rounding error."""
 _ULPS = np.float32(1e-5)
@@ -117,7 +117,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
     before = own.copy(), places.copy()
     same = (ids == sampled[:, None]) & np.isfinite(others)
     known, at = same.any(axis=1), same.argmax(axis=1)
-    # If a token is among its alternatives, the alternative's logprob replaces the token's logprob, which may be wrong.
+    # A token's own logprob may be wrong. If the token is among its alternatives, the alternative's logprob replaces it.
     # FastDeploy keeps the old logprob if it replaces the sampled token by the end token at the maximum length.
     own[known] = others[every, at][known]
     last = np.where(np.isfinite(others), others, np.inf).min(axis=1, initial=np.inf)

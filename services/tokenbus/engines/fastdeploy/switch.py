@@ -14,7 +14,7 @@ from tokenbus.engines.fastdeploy_switch import SWITCH
 from tokenbus.logs import logger
 
 _STATIC = "static_op_"
-"""Prefix of an op for static graphs. FastDeploy may wrap such an op under the plain name."""
+"""Prefix of an op for static graphs. FastDeploy may wrap such an op in an op without the prefix."""
 _OF_THE_QUEUE = re.compile("(save|get)_output|save_first_token")
 _OTHERS = {"get_output_kv_signal", "speculate_get_output_padding_offset"}
 """Ops that do not use the queue, although their names look like the queue's ops."""

@@ -61,15 +61,15 @@ class Model:
         longer = (self.drafts != np.arange(count)).nonzero()[0]  # shorter contexts stay unchanged in the draft model
         drafted = tables.ids[self.drafts]
         self.columns_in_draft = np.tile(np.arange(WIDTH + 1), (count, 1))
-        """Column of each token in the draft model's context, by context and column."""
+        """For a token at [context, column], the token's column in the draft model's context."""
         self.columns_in_draft[longer, :WIDTH] = self.columns(self.drafts[longer], tables.ids[longer])
         self.draft_columns = np.tile(np.arange(WIDTH), (count, 1))
-        """Column of each token in the full context, by context and draft column."""
+        """For a token at [context, draft column], the token's column in the full context."""
         self.draft_columns[longer] = self.columns(longer, drafted[longer])
         self.next = self.after(np.repeat(np.arange(count), WIDTH), tables.ids.ravel()).reshape(-1, WIDTH)
-        """Context after each token, by context and column."""
+        """For a token at [context, column], the context after the token."""
         self.draft_next = np.take_along_axis(self.next, np.minimum(self.draft_columns, WIDTH - 1), axis=1)
-        """Context after each token, by context and draft column."""
+        """For a token at [context, draft column], the context after the token."""
         absent = (self.draft_columns == WIDTH).nonzero()
         self.draft_next[absent] = self.after(absent[0], drafted[absent])
 

@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
     module: str
     name: str
-    """Name in the module. A method's name has a dot, and its arguments include `self`."""
+    """Name of the function in its module. A method's name has a dot, and its arguments include `self`."""
     positional: int = 0
     keywords: str = ""
 

@@ -156,7 +156,7 @@ def check_token_scores(config: Any) -> None:  # noqa: ANN401 - as above
 
 
 def tokenizer_of(folder: Path, tokenizer: Any) -> tuple[int, Sequence[int]]:  # noqa: ANN401 - vLLM's tokenizer
-    """Return the digest and probes of vLLM's tokenizer, or (0, ()). Warn if the folder's tokenizer differs."""
+    """Return the digest and probes of the tokenizer, or (0, ()) if unknown. Warn if the folder's tokenizer differs."""
     try:
         from tokenbus.model_files import ModelTokenizer  # noqa: PLC0415 - it may not be installed
 

@@ -123,7 +123,7 @@ class ControlledCore:
     ) -> list[Any]:
         """Call a method in all of vLLM's worker processes, and return the results in the form of vLLM's own route.
 
-        The method may change the weights. So cached prompts are no longer used, and the folder becomes unknown.
+        The method may change the weights. So cached prompts are no longer used, and `_weights` becomes None.
         """
         self._weights = None
         self._weights_number += 1

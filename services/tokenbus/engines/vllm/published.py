@@ -49,7 +49,7 @@ _log = logger("worker")
 
 
 def scheduler(**given: Any) -> Any:  # noqa: ANN401 - vLLM's
-    """Create vLLM's scheduler and publish its steps (`--scheduler-cls`). An error ends the process with one line."""
+    """Create vLLM's scheduler, and publish its steps. An error ends the process with one line on standard error."""
     config = given["vllm_config"]
     try:
         vllm = load_vllm(OF_SCHEDULER)
@@ -186,7 +186,7 @@ class Published:
         self._weight_version = version_number(name)
 
     def _isolated(self, call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - vLLM's
-        """Call a function that must not fail a step of vLLM. An exception ends publishing."""
+        """Call a function whose exceptions must not fail a step of vLLM. An exception ends publishing."""
         if not self._is_on:
             return
         try:
@@ -196,7 +196,7 @@ class Published:
             _log.exception("publishing stopped")
             threading.Thread(target=self.close, name="tokenbus-close", daemon=True).start()
 
-    # Before a step.
+    # Methods that run before each step of vLLM.
 
     def _begin(self, scheduled: Any, known: Mapping[str, Any]) -> None:  # noqa: ANN401 - vLLM's
         """Remove ended requests, and turn logprobs on for new requests by copying their sampling parameters."""
@@ -253,7 +253,7 @@ class Published:
             if self._experts is not None:
                 self._experts.add(name, session, sampling)
 
-    # After a step.
+    # Methods that run after each step of vLLM.
 
     def _for_front_ends(self, logprobs: Any) -> Any:  # noqa: ANN401 - vLLM's LogprobsLists, or None
         """Cut a step's logprobs to the largest number of alternatives that the front end asked for."""

@@ -93,7 +93,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
         self.keeps_processed = self.is_processed or extra.want_other
         raw = None
         if not self.is_processed or extra.want_other:
-            raw = logits.clone() if logits.dtype == torch.float32 else logits  # vLLM changes float32 in place
+            raw = logits.clone() if logits.dtype == torch.float32 else logits  # vLLM changes float32 logits in place
         made = super().forward(logits, replace(sampling_metadata, max_num_logprobs=None), predict_bonus_token)
         own, other = (self.processed, raw) if self.is_processed else (raw, self.processed)
         made.logprobs_tensors = self.scored(own, other, made.sampled_token_ids.reshape(-1), most, extra)

@@ -34,7 +34,7 @@ _ENUMERATIONS = [
 
 
 class Hosted(NamedTuple):
-    """A step's arrays on the host, in types that a record can hold, and the size of the record."""
+    """A step's arrays on the host, converted to types that a record can hold, and the record's size."""
 
     arrays: list[tuple[int, Host, memoryview]]
     """The arrays that are not None, with their indices in ARRAYS and their buffers."""

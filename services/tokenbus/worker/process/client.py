@@ -111,7 +111,7 @@ class PublisherProcess(SharedMemoryPublisher):
         return self._process.pid if self._process is not None else 0
 
     def close_descriptors(self) -> None:
-        """Close all descriptors, which would keep the publisher alive in the child of a fork."""
+        """Close all descriptors. Otherwise, a forked child's descriptors would keep the publisher alive."""
         _started.discard(self)
         self.is_running = False
         _close(self.bell)

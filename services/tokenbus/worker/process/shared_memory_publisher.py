@@ -104,7 +104,7 @@ class SharedMemoryPublisher(EngineOutput):
             self._refuse(step, error)
             return
         request_ids = request_ids_of(hosted.arrays[0][1])
-        if not self._has_room(hosted.size + RECORD_BYTES):  # because another thread may write NO_MORE
+        if not self._has_room(hosted.size + RECORD_BYTES):  # in case another thread writes NO_MORE now
             self._lose(request_ids.tolist())
             return
         with self._lock:
