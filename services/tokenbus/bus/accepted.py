@@ -27,8 +27,8 @@ class AcceptedConnection:
 
     libzmq buffers the parts of an unfinished message without a bound, and does not report the size of this buffer. For
     TCP, the buffer's size is the kernel's count of received bytes minus the bytes of the messages that were read. For a
-    Unix socket, the kernel does not count received bytes. Tiny parts also occupy thirty times their size in libzmq.
-    Therefore the growth of the process since the connection's last finished message is measured too.
+    Unix socket, the kernel does not count received bytes. In libzmq, tiny parts occupy thirty times their size. For
+    both reasons, the growth of the process since the connection's last finished message is also measured.
     """
 
     report: Callable[["AcceptedConnection", str], None]

@@ -127,7 +127,7 @@ def _listen(listening: socket.socket, address: str | tuple[Any, ...]) -> None:
 def _make_private(folder: Path) -> None:
     """Create a socket's folder; raises OSError for a folder in which other users could replace the socket.
 
-    In a sticky folder such as /tmp, others cannot replace the socket; if they bind its path first, `bind` fails.
+    In a sticky folder such as /tmp, other users cannot replace the socket; `bind` fails if they bind its path first.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(0o700)

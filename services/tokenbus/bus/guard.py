@@ -99,7 +99,7 @@ class Guard:
     def make_room(self, at_least: int = 0) -> None:
         """Evict surplus connections: first dismissed connections, then the oldest unadmitted connections.
 
-        Refusing new connections instead would let silent peers block all others.
+        If new connections were refused, silent peers would block all other peers.
         """
         if not at_least and sum(len(each.connections) for each in self._watched) <= self.max_connections:
             return
@@ -120,7 +120,7 @@ class Guard:
     def free_descriptors(self, listening: socket.socket) -> None:
         """Evict connections when no file descriptor is left, and refuse the connections that wait in the backlog.
 
-        Otherwise libzmq would retry `accept` in a busy loop.
+        Without this call, libzmq would retry `accept` in a busy loop.
         """
         self.cut_off["accept"] += 1
         self.make_room(_FREED)

@@ -92,7 +92,7 @@ class LoopSocket:
         else:
             send(parts[0], _NOW_WITH_MORE)
             # Sending a later part fails only if the connection ends. The remaining parts must be sent even then.
-            # Otherwise libzmq appends the next message to this unfinished message.
+            # If they are not sent, libzmq appends the next message to this unfinished message.
             last = len(parts) - 1
             for index in range(1, last + 1):
                 try:  # noqa: SIM105 - a context manager would add half the cost of a send to each part

@@ -22,8 +22,8 @@ _log = logger("bus")
 class Authenticator:
     """Answers each handshake after all monitors have read their events.
 
-    Otherwise a connection could complete its handshake and end before a monitor knows the connection. In the open
-    domain, peers need no key. In the key domain, each peer must prove an allowed key.
+    With an earlier answer, a connection could complete its handshake and end before a monitor knows the connection. In
+    the open domain, peers need no key. In the key domain, each peer must prove an allowed key.
     """
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -59,7 +59,7 @@ class Authenticator:
                     self._socket.send([version, request_id, *verdict])
 
     def _user(self, domain: bytes, mechanism: bytes, credentials: list[bytes], address: bytes) -> bytes | None:
-        """Return the peer's proven key, b"" in the open domain, or None to refuse the peer."""
+        """Return the peer's verified key, b"" if the peer needs no key, or None to refuse the peer."""
         if (domain, mechanism) == (OPEN_DOMAIN, b"NULL"):
             return b""
         if (domain, mechanism) != (KEYS_DOMAIN, b"CURVE") or self.allowed is None:

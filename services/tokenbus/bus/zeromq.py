@@ -61,7 +61,7 @@ class SharedContext:
         return self._listening
 
     async def leave(self) -> None:
-        """Count a closed socket; after the last one, terminate the context, which waits for unsent messages."""
+        """Count a closed socket; after the last socket, terminate the context once unsent messages are sent."""
         self._open -= 1
         if self._open or self._context is None:
             return
@@ -151,7 +151,7 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.RCVHWM: settings.high_water_mark,
         zmq.MAXMSGSIZE: settings.max_part_bytes,
         # The handshake limit is long, because a listener is slow while many peers connect at once.
-        # If slow peers gave up and retried, no handshake would ever end. The guard limits silent peers instead.
+        # If slow peers gave up and retried, no handshake would ever end. The guard limits silent peers.
         zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         zmq.CONNECT_TIMEOUT: silence,
         # HEARTBEAT_IVL is not used, because libzmq 4.3 can abort the process when a peer with unread messages leaves.

@@ -259,8 +259,8 @@ class Client:
 
         Raises:
             ContractError: an argument is out of bounds.
-            RequestFailedError: for the same reasons as in `generate`. The iterator raises this error if the request is
-                unknown or has another owner.
+            RequestFailedError: for the same reasons as in `generate`. The iterator raises RequestFailedError if the
+                request is unknown or has another owner.
 
         Example:
             async with tokenbus.connect(address) as client:

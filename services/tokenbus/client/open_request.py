@@ -22,7 +22,7 @@ _CONTINUED = frozenset(
 )
 """Errors after which another worker may continue the request."""
 _MOST_LOSSES = 3
-"""A request fails after this number of losses in a row without a new token, because it may crash its workers."""
+"""A request fails after it lost this number of workers without a new token, because it may crash its workers."""
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 """Maximum number of tokens in a prompt and its continuation together."""
 
@@ -54,7 +54,7 @@ class OpenRequest:
     turn: int = 0
     """Number of the current turn, counted from 0."""
     losses: int = 0
-    """Number of times in a row that the request lost its worker without a new token."""
+    """Number of workers that the request has lost since its last new token."""
     loss: RequestError | None = None
     """Error that ended the last turn."""
     is_aborted: bool = False
@@ -91,7 +91,7 @@ class OpenRequest:
         return request_error(self.request_id, code, message)
 
     def frame(self) -> ClientFrame:
-        """Return the frame for a processor: Generate until some processor has received the request, then Resume."""
+        """Return a Generate frame, or a Resume frame once a processor has received the request."""
         return self.resume_frame() if self.generate is None else ClientFrame(generate=self.generate)
 
     def resume_frame(self) -> ClientFrame:

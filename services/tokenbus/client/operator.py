@@ -55,7 +55,7 @@ class ControlError(Exception):
         self.failed = dict(failed)
         """Reason of each worker's failure, by worker id."""
         self.states = states
-        """Known states of the engines, by worker id."""
+        """States of the engines that answered, by worker id."""
         reasons = "; ".join(f"worker {name}: {reason}" for name, reason in self.failed.items())
         versions = ", ".join(f"{name} {state.weight_version}" for name, state in sorted(states.items()))
         super().__init__(f"{command}: {reasons}" + (f" (weights: {versions})" if versions else ""))

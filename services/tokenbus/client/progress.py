@@ -1,4 +1,4 @@
-"""Progress: the next position of each open request, in arrays, so that all rows of a step are compared at once."""
+"""Progress: arrays with the next position of each open request, for comparing all rows of a step at once."""
 
 from collections import deque
 

@@ -71,7 +71,7 @@ class OpenRequests:
         self.on_scored: Callable[[PromptScores], None] = lambda _: None
         """Callback that gets the scores of each prompt, before the output stream gets the request's first row."""
         self.on_turns: Callable[[int, Sequence[Turn]], None] = lambda _, __: None
-        """Callback that gets the turns of a request that continues at another worker."""
+        """Callback that gets a request's turns when the request continues at another worker."""
         self.on_cached: Callable[[int, int | None], None] = lambda _, __: None
         """Callback that gets a request's number of cached prompt tokens before its first row, or None if unknown."""
         self.sessions: list[ClientSession] = []
@@ -427,7 +427,7 @@ class OpenRequests:
             session.lost_since = None
 
     def end_overdue(self, unix_ms: int) -> None:
-        """Fail each request whose deadline has passed without an end from the processor."""
+        """Fail each request whose deadline has passed, if the processor has not ended the request."""
         grace = round(max(session.timeout for session in self.sessions) * 1000)
         for request in list(self.requests.values()):
             if request.deadline_unix_ms and (late := unix_ms - request.deadline_unix_ms) > grace:

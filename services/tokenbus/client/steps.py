@@ -66,7 +66,7 @@ class StepOutput:
     def __init__(self) -> None:
         self._consume: Callable[[StepRows | RequestEnd], None] | None = None
         self._held: list[RequestEnd] | None = None
-        """Request ends that wait for the rows of their step, or None while request ends are passed on at once."""
+        """`RequestEnd` items that wait for the rows of their step, or None while such items are passed on at once."""
 
     @property
     def is_open(self) -> bool:

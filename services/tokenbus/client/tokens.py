@@ -226,7 +226,7 @@ class Generation:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Number of prompt tokens from the engine's cache, known before the first token.
+        """Number of prompt tokens from the engine's cache, available before the first token.
 
         The number is None if the engine does not count cached tokens, or for a resumed request.
         """
@@ -241,7 +241,8 @@ class Generation:
     def weight_spans(self) -> tuple[WeightSpan, ...]:
         """Weight versions that computed the tokens, in order, once the request has ended.
 
-        The tuple is empty if the workers count no versions. The version of tokens before a resumed position is unknown.
+        The tuple is empty if the workers report no versions. The version of tokens before a resumed position is
+        unknown.
         """
         return self._tokens.weight_spans
 

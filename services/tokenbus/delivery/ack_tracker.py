@@ -4,7 +4,7 @@ from collections import deque
 
 
 class PendingAck:
-    """The pending ack of a step's items, which are acknowledged once every consumer has released the step."""
+    """Delays the ack of a step's items until every consumer has released the step."""
 
     __slots__ = ("arrived_at", "bytes", "count", "holders", "items", "last_sequence", "ordinal", "stream", "unlogged")
 

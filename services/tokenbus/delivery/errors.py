@@ -5,7 +5,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
 """Error codes that show that no worker has the request."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
-"""Errors of a refused request that another processor may accept at once, or the same processor soon."""
+"""Error codes of a refusal after which another processor may accept the request, or the same processor may soon."""
 RETRY_MS = 1000
 """Suggested delay before a refused request is retried, in milliseconds."""
 CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}

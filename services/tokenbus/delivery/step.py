@@ -43,7 +43,7 @@ class Token(NamedTuple):
     weight_version: int = 0
     """Weight version that computed the token, or 0 if unknown."""
     extras: "TokenExtras | None" = None
-    """Further requested values, or None if there are none or an overloaded worker dropped them."""
+    """Further requested values, or None if none were requested or an overloaded worker dropped them."""
 
 
 class TokenExtras(NamedTuple):
@@ -56,7 +56,7 @@ class TokenExtras(NamedTuple):
     """
 
     other_logprob: float | None
-    """Logprob in the other distribution: the sampler's if `logprob` is the model's, and vice versa."""
+    """Sampler's logprob if `logprob` is the model's, or the model's logprob if `logprob` is the sampler's."""
     entropy: float | None
     """Entropy of the distribution of `logprob`, in nats."""
     given_logprobs: tuple[tuple[int, float], ...]

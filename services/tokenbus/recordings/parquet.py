@@ -248,7 +248,7 @@ class RequestFile(TokenFile):
         elif item.event is not None:
             self._note_event(item.event)
         held, tokens, size = self._held, self._buffer.tokens, self._buffer.payload_bytes
-        # Each write copies the tokens of open requests, so it waits until at least as many new tokens have arrived.
+        # Each write copies the tokens of open requests, so a write needs at least as many new tokens.
         is_due = tokens >= max(_GROUP_TOKENS, held.num_rows) or (size >= _GROUP_BYTES and size >= held.nbytes)
         if is_due and (header is None or not (header.draft_follows or header.part_index + 1 < header.part_count)):
             self._write()

@@ -138,7 +138,7 @@ def read_sessions(*sources: str | os.PathLike[str], label: str = "") -> Iterator
     """Iterate over the sessions in recordings or durable logs.
 
     Pass the recordings of all workers of a session together, in any order; they may overlap. The tokens of one session
-    and of all open requests are in memory. Ended requests are kept in a temporary file.
+    and of all open requests are in memory. Ended requests are in a temporary file.
 
     Args:
         sources: recordings, or addresses of logs (`nats://127.0.0.1:4222/log`), which are read to their ends. In a
@@ -407,7 +407,7 @@ def _outputs_of(turns: Sequence[Turn]) -> list[tuple[Turn, Columns]]:
 def _request_of(
     first_id: int, turns: Sequence[Turn], outputs: Sequence[tuple[Turn, Columns]]
 ) -> tuple[SessionRequest, Ids | None, list[str]]:
-    """Return a request, its prompt or None if the prompt is incomplete, and its missing data."""
+    """Return a request, its prompt (None if incomplete), and a list of its missing data."""
     faults = []
     prompts = [np.frombuffer(b"".join(turn.prompt), "<u4") for turn in turns]
     longest = max(prompts, key=len)
@@ -440,8 +440,8 @@ def _request_of(
 def _place(paths: list[_Path], prompt: Ids, parent: int) -> int:
     """Return the index of the branch that a prompt continues, or of a new branch.
 
-    A prompt continues the branch with which it shares the most tokens. Among equals,
-    the parent's branch comes first, next a branch that the prompt contains as a whole, and then the latest branch.
+    A prompt continues the branch with which it shares the most tokens. If several branches share as many tokens, the
+    order is: the parent's branch, a branch that the prompt contains as a whole, the latest branch.
     """
 
     def rank(index: int) -> tuple[int, bool, bool, int]:

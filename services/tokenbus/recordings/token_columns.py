@@ -150,7 +150,7 @@ def _extras_of(rows: LogprobBatch) -> Columns:
 
 
 def _scattered(values: Array, where: npt.NDArray[np.bool_], fill: float) -> Array:
-    """Return a column with the values, in order, where the mask is set, and with `fill` elsewhere."""
+    """Return a column that has the given values in order where `where` is set, and `fill` elsewhere."""
     if values.size == where.size:
         return values
     column = np.full(where.size, fill, values.dtype)

@@ -22,9 +22,9 @@ _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 class ItemLog:
     """Writes each item of a processor to the durable log.
 
-    With `durable_log.durable`, the processor acknowledges an item only after the log has stored it. Until then, the
-    worker retains the item and gets no more credit. Without `durable`, nothing waits for the log's servers, not even
-    the start of the processor. An item is omitted if the writer's buffer is full, and the log records it as missing.
+    With `durable_log.durable`, the processor acknowledges an item only after the log has stored it. Until the log has
+    stored the item, the worker retains it and gets no more credit. Without `durable`, the processor never waits for the
+    log's servers. If the writer's buffer is full, an item is omitted, and the log records it as missing.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -33,7 +33,7 @@ class ItemLog:
         self._stream = LogStream(settings)
         self._drain_seconds = settings.processor.drain_timeout_ms / 1000
         # Time to wait for items that the worker's previous processor may still write.
-        # With `durable`, no waiting is needed, because the worker sends such items again.
+        # With `durable`, no waiting is needed, because the worker sends unacknowledged items again.
         wait_seconds = 0 if self._is_durable else settings.bus.heartbeat_interval_ms / 1000
         self.monitors = Monitors(settings.durable_log.monitors)
         self.writer = LogWriter(self._stream, settings, wait_seconds=wait_seconds, check=self._check)

@@ -1,4 +1,4 @@
-"""read_log: iterates over the items of a durable log; the position is kept by the reader, not by the server."""
+"""read_log: iterates over the items of a durable log; the reader stores its position, the server does not."""
 
 import asyncio
 import json
@@ -209,7 +209,7 @@ class _Reader:
             return []
 
     async def messages(self, server: ServerConnection, last: int | None) -> AsyncGenerator[Msg, None]:
-        """Yield the messages from the position on, up to message number `last` if `last` is given.
+        """Yield the messages from the position to message number `last`, or without an end if `last` is None.
 
         Raises one of FAILURES if the caller must reconnect.
         """

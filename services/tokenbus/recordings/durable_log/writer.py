@@ -69,7 +69,7 @@ class _SubjectQueue:
     skipped: range = range(0)
     """Sequences of the latest skipped items."""
     hole_since: tuple[int, float] | None = None
-    """Value of `last` when the writer began to wait for another writer's items, and the time of that moment."""
+    """Value of `last`, and the time at which the writer began to wait for another writer's items."""
     task: asyncio.Task[None] | None = None
 
 
@@ -277,7 +277,7 @@ class LogWriter:
                 queue.revision = None
                 if getattr(error, "err_code", 0) != _WRONG_LAST_SEQUENCE:
                     self.counts.failed_writes += 1
-                    if not server.lost.is_set():  # otherwise the next connection logs the reason of the loss
+                    if not server.lost.is_set():  # if the connection is lost, the next one logs the reason
                         self._fault(error)
                     await asyncio.sleep(_RETRY_SECONDS)
         queue.task = None
