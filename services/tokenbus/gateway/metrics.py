@@ -69,13 +69,13 @@ GATEWAY: tuple[Family[Gateway], ...] = (
     ),
     Family(
         "tokenbus_gateway_ignored_fields_total{field}",
-        "Bodies with an unknown, ignored field, by the field's path, or (others) beyond 256 fields.",
+        "Bodies with an ignored unknown field, by the field's path. All fields after 256 count as `(others)`.",
         "The field has no effect, even if a client relies on it.",
         lambda view: view.counts.ignored_fields,
     ),
     Family(
         "tokenbus_gateway_bridged_turns_total{result}",
-        "Turns of sessions that continue an earlier turn, by result, and `dropped` kept turns.",
+        "Later turns of sessions, by the use of the last turn, and stored turns that were `dropped`.",
         "For `unknown`, the history was edited, or the turn was dropped or at another gateway. For `refused`, the "
         "template writes another text.",
         lambda view: {"dropped": view.turns.dropped, **view.counts.bridged_turns},

@@ -412,8 +412,8 @@ PROCESSOR: tuple[Family[ProcessorView], ...] = (
     Family(
         "tokenbus_cut_connections_total{bound}",
         "Connections that were closed because they exceeded a limit.",
-        "`bytes` means endless messages, `silent` no introduction, `id` and `key` a foreign peer, `connections` and "
-        "`accept` too many connections. `connection refused` in the log names the address.",
+        "The bounds: `bytes` (endless messages), `silent` (no introduction), `id` and `key` (foreign peer), "
+        "`connections` and `accept` (too many connections). `connection refused` in the log names the address.",
         lambda view: view.usage.cut_off,
     ),
     _of_log(

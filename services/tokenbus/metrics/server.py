@@ -1,7 +1,7 @@
 """MetricsServer: serves /metrics, /healthz and /readyz in a separate thread.
 
 The server of prometheus_client starts a thread per connection, without a limit or timeouts. This server implements only
-the HTTP that a scrape needs, one request per connection, with limits on size, time and number.
+the HTTP that a scrape needs, with one request per connection. Size, time and number of connections are limited.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class Health:
 
 
 def stalled(watch: LoopWatch, most_ms: int) -> list[str]:
-    """Return a problem in a list if the event loop has not answered for more than `most_ms`."""
+    """Return one problem if the event loop has not answered for more than `most_ms`, or else an empty list."""
     seconds = watch.stalled_seconds
     return [f"its event loop has not answered for {seconds:.1f} s"] if seconds * 1000 > most_ms else []
 

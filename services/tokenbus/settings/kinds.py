@@ -18,7 +18,7 @@ HOUR_MS = 3_600_000
 _MANY = 2**31 - 1
 _MOST_BYTES = 2**40
 _BETWEEN = re.compile(r",\s*(?=[a-z]+://)")
-"""The separator between two addresses, unlike a comma within a path."""
+"""Matches a comma between two addresses, but no comma within a path."""
 _MOST_ADDRESSES = 64
 _BETWEEN_WORDS = re.compile("(?<=[a-z])(?=[A-Z])")
 

@@ -23,7 +23,7 @@ from tokenbus_contracts import Limits
 
 MOST_REQUESTS_PER_MINUTE = 10_000_000
 LEAST_REPLICAS = 3
-"""Minimum number of replicas with durable_log.durable. Two of three acknowledge an item, so one may fail."""
+"""Minimum of durable_log.replicas if durable_log.durable is set. With three servers, one server may fail."""
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _HOST = re.compile(r"[a-z0-9_.-]+|\[[0-9a-f:.]+\]")
 ORIGIN_FORM = "the origin of a web page, such as https://app.example or http://localhost:3000"
@@ -44,14 +44,14 @@ class BusSettings(Section):
     """The addresses, timeouts and keys of connections to a processor."""
 
     workers_address: str = endpoints(
-        "tcp://127.0.0.1:5570", "address for workers, or a list, of which each worker uses one"
+        "tcp://127.0.0.1:5570", "address for workers; of several addresses, each worker uses one"
     )
     clients_address: str = endpoints(
-        "tcp://127.0.0.1:5571", "address for clients, or a list, of which each client uses all"
+        "tcp://127.0.0.1:5571", "address for clients; of several addresses, each client uses all"
     )
     heartbeat_timeout_ms: int = milliseconds(
         3000,
-        "silence after which a peer is lost; heartbeats are sent every second, or in a third of this time if shorter",
+        "silence after which a peer is lost; the heartbeat interval is 1 s or, if shorter, a third of this time",
         low=500,
         high=HOUR_MS,
     )
@@ -59,14 +59,15 @@ class BusSettings(Section):
     server_key: str = path("the processor's public key or its file, for workers and clients with a key")
     allowed_keys: str = path("file of a processor's allow-list, made by `tokenbus keys` and read again after changes")
     insecure: bool = choice(
-        "allow TCP beyond loopback without keys, and a durable log there without TLS or credentials", default=False
+        "allow TCP without keys beyond loopback, and a durable log without TLS or credentials beyond loopback",
+        default=False,
     )
 
     heartbeat_ms: int = 1000  # at most a third of heartbeat_timeout_ms, so that two heartbeats may be lost
-    max_part_bytes: int = 8_388_608  # limit of a message part: the schema's largest batch
+    max_part_bytes: int = 8_388_608  # size limit of a message part: the schema's largest batch
     max_pending_bytes: int = 100_663_296  # limit of unread bytes of one peer: 1.5 times a worker's credit
     max_unadmitted_bytes: int = 33_554_432  # limit of unread bytes of all peers before their hello
-    max_total_pending_bytes: int = 134_217_728  # limit of unread bytes of all peers; the largest is disconnected
+    max_total_pending_bytes: int = 134_217_728  # limit of all peers' unread bytes; beyond it, one peer is disconnected
     max_connections: int = 4096  # limit of connections, unless `Settings.most_connections` is higher
     introduction_timeout_ms: int = 5000  # time limit of a handshake, which takes milliseconds
     reconnect_ms: int = 100  # first pause between attempts to connect
@@ -95,7 +96,7 @@ class WorkerSettings(Section):
         "action when retention is full: block the engine for up to 60 s, drop alternatives, or fail requests",
         default="block",
     )
-    max_requests: int = count(1024, "requests", "limit of open requests; 0 for none from the processor", low=0)
+    max_requests: int = count(1024, "requests", "limit of open requests; with 0, the processor sends none", low=0)
     top_logprobs: int = count(
         0,
         "alternatives",
@@ -104,7 +105,7 @@ class WorkerSettings(Section):
         high=Limits.schema().max_top_k,
     )
     routed_experts_folder: str = path("folder for the routed experts of sessions in vLLM, or empty for none")
-    routed_experts_bytes: int = size(10_737_418_240, "limit of the files in that folder")
+    routed_experts_bytes: int = size(10_737_418_240, "limit of the files in routed_experts_folder")
     metrics_address: str = host_and_port("", "address of the metrics, or empty for none")
     abandon_after_ms: int = milliseconds(
         2000,
@@ -115,20 +116,20 @@ class WorkerSettings(Section):
     )
     longest_step_ms: int = milliseconds(
         30_000,
-        "longest step of the engine; the worker is lost after this and bus.heartbeat_timeout_ms without progress",
+        "longest step of the engine; a worker without progress for this plus bus.heartbeat_timeout_ms is lost",
         low=0,
         high=3_600_000,
     )
 
-    tp_rank: int = 0  # set by engines of which all tensor-parallel ranks publish
-    dp_rank: int = 0  # set by the engine
-    retention_items: int = 0  # 0 means one per 16 KiB of retention_bytes, about the size of a step
-    block_timeout_ms: int = 60_000  # longest wait for room, twice as long as clients wait for a processor
+    tp_rank: int = 0  # tensor-parallel rank; set only by engines that publish from all ranks
+    dp_rank: int = 0  # data-parallel rank, set by the engine
+    retention_items: int = 0  # 0 means one item per 16 KiB of retention_bytes, about the size of a step
+    block_timeout_ms: int = 60_000  # longest wait while retention is full: twice client.resume_timeout_ms
     publisher: Literal["auto", "thread", "process"] = "auto"  # auto means a process on Linux if the engine supports one
     shed_at: float = 0.75  # fill level of retention above which alternatives are dropped
     checksum: bool = True  # whether payloads have a CRC-32, unnecessary only within one process
     handover_items: int = 1024  # limit of steps and events in flight between the engine's and the publisher's process
-    handover_bytes: int = 16_777_216  # limit in bytes of steps, events and requests in flight between these processes
+    handover_bytes: int = 16_777_216  # byte limit of messages between the engine's and the publisher's process
     outbox: int = 8  # limit of unpublished batches, above which the engine's thread waits
     failed_steps: int = 3  # consecutive failed steps after which the engine counts as broken
 
@@ -144,7 +145,7 @@ class ProcessorSettings(Section):
     id: str = text("processor", 1, 48, "name of the processor; each start adds a random suffix")
     max_workers: int = count(64, "workers", "limit of connected workers", high=65536)
     metrics_address: str = host_and_port("127.0.0.1:9470", "address of the metrics, or empty for none")
-    request_timeout_ms: int = milliseconds(600_000, "longest duration of a request, which may ask for less")
+    request_timeout_ms: int = milliseconds(600_000, "maximum duration of a request; a request may set less")
 
     drain_timeout_ms: int = 10_000  # time limit at shutdown for open requests
     max_requests: int = 65_536  # limit of open requests; gateways and workers have smaller limits
@@ -160,9 +161,9 @@ class ProcessorSettings(Section):
     replay_attempts: int = 3  # number of requests for missing items before a gap is declared
     replay_timeout_ms: int = 1000  # time limit of each request for missing items
     ended_requests: int = 65_536  # number of remembered requests, 16 bytes each, for recognizing late rows
-    longest_step_ms: int = 3_600_000  # limit of the longest step that a worker announces
+    longest_step_ms: int = 3_600_000  # limit of the longest_step_ms that a worker may announce
     abort_timeout_ms: int = 5000  # time limit for a worker to confirm an abort: some steps
-    step_queue: int = 64  # limit of steps that wait for their iterator; above it, workers wait
+    step_queue: int = 64  # limit of delivered steps that no iterator has read; a full queue stops workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +235,8 @@ class GatewaySettings(Section):
         "other origins get status 403"
     )
     models: str = path(
-        "comma-separated names of the allowed models and LoRA adapters; empty for those of the workers, with "
-        "`tokenbus` for any"
+        "comma-separated names of the allowed models and LoRA adapters; if empty, the workers' models, with "
+        "`tokenbus` for any model"
     )
     tokenizer: str = text(
         "ngram",
@@ -245,19 +246,19 @@ class GatewaySettings(Section):
         "path of a model's folder (with a slash), or `numbers`, which shows ids",
     )
     chat_template: Literal["auto", "text", "roles"] = choice(
-        "how messages become a prompt: `auto` uses the model's template or else `text`, `text` the plain texts, and "
-        "`roles` each text after its role",
+        "how messages become a prompt: `auto` uses the model's template or else `text`, `text` joins the plain "
+        "texts, `roles` puts roles before texts",
         default="auto",
     )
     tool_call_parser: Literal["", "hermes", "llama3_json", "pythonic"] = choice(
-        "vLLM's name of the format of the model's tool calls; empty to parse none", default=""
+        "format of the model's tool calls, by vLLM's name; empty to parse none", default=""
     )
     bridge_turns: str = text(
         "",
         0,
         64,
-        "model family in the package `renderers`, such as `qwen3`, for prompts of a session that begin with the ids of "
-        "the last turn; empty to encode prompts from messages",
+        "model family of the package `renderers`, such as `qwen3`; a session's prompts then begin with the last turn's "
+        "ids; if empty, prompts are encoded from messages",
     )
     return_tokens_as_token_ids: bool = choice(
         "in logprobs, name tokens by their ids, such as `token_id:5`, unless a request says otherwise", default=False
@@ -279,22 +280,22 @@ class GatewaySettings(Section):
     )
     drain_timeout_ms: int = milliseconds(10_000, "time limit at shutdown for open requests; 0 for no wait", low=0)
 
-    key_share: float = 0.5  # share of max_requests for an API key without a separate limit
-    max_connections: int = 0  # 0 means four times max_requests, because idle connections count
-    request_timeout_ms: int = 10_000  # time limit for the headers, and again for the body
+    key_share: float = 0.5  # part of max_requests that an API key without its own limit may use
+    max_connections: int = 0  # 0 means four times max_requests, which allows for idle connections
+    request_timeout_ms: int = 10_000  # time limit for receiving the headers, and again for receiving the body
     idle_timeout_ms: int = 60_000  # time limit of a connection without a request
-    max_tokens: int = 1_048_576  # limit of a request's max_tokens, above the context of any model
+    max_tokens: int = 1_048_576  # limit of max_tokens in a request; no model has such a long context
     max_body_bytes: int = 4_194_304  # limit of a body, enough for the longest prompt as ids or text
     encoding_time_ms: int = 2000  # CPU time limit for one body: ten times the time for the longest prompt
     encoding_memory_bytes: int = 134_217_728  # memory limit for one body, enforced only on Linux
     stream_buffer_bytes: int = 1_048_576  # limit of bytes buffered for a slow client: some thousand events
     answer_bytes: int = 67_108_864  # limit of an answer that is not streamed: a quarter of buffer_bytes
-    bridge_bytes: int = 67_108_864  # limit of the ids of sessions' last turns: some 500 turns of 32,000 tokens
+    bridge_bytes: int = 67_108_864  # byte limit of stored turns of sessions: about 500 turns of 32,000 tokens
     write_timeout_ms: int = 10_000  # a client that reads nothing for this long is disconnected
     max_text_bytes: int = 1_048_576  # limit of a prompt's text as rendered by a template; a token has about 4 bytes
     max_choices: int = 128  # limit of prompts times n per answer, as in OpenAI's API
     max_header_bytes: int = 16_384  # limit of the headers; other servers allow 8 to 64 KiB
-    retry_after_ms: int = 1000  # sent with status 429 and 503
+    retry_after_ms: int = 1000  # time before a retry, sent to clients with status 429 and 503
     bus_timeout_ms: int = 1000  # time limit for the processor's status in /bus and /readyz
 
     @property
@@ -317,7 +318,7 @@ class GatewaySettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class DurableLogSettings(Section):
-    """The log of all workers' streams in a JetStream stream. An existing stream keeps its configuration."""
+    """The durable log, a JetStream stream with the items of all workers. An existing stream keeps its configuration."""
 
     address: str = text(
         "",
@@ -376,6 +377,6 @@ def _limit(name: str, unit: str, meaning: str) -> Entry:
 LIMITS = (
     _limit("max_rows", "rows", "limit of a batch"),
     _limit("max_tokens_per_row", "tokens", "limit of a row's tokens, and of its verified and proposed draft tokens"),
-    _limit("max_top_k", "alternatives", "limit for each token"),
+    _limit("max_top_k", "alternatives", "limit of alternatives per token"),
 )
 """The settings of the contract's limits, which can only be lower than the schema's limits."""
