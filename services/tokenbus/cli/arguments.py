@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
     _has_actions = False
 
     def options(self, given: Sequence[str]) -> argparse.Namespace:
-        """Parse the command line. All arguments after `--` are positional, or `options.rest` if `keeps_rest`."""
+        """Parse the command line. Arguments after `--` are positional, unless `keeps_rest` stores them in `rest`."""
         if self._has_actions:
             return self.parse_args(given)
         cut = given.index("--") if "--" in given else len(given)

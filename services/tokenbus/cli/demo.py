@@ -44,9 +44,9 @@ _PROMPTS = (
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
 _WORKER, _WORKER_TOKENS = "mixed-0", 300
-"""The worker that is killed, and the number of tokens that its open requests have before the kill."""
+"""The worker to kill, and the number of tokens in its open requests that triggers the kill."""
 _ALL_TOKENS = 5000
-"""Number of tokens of all requests after which the processor is killed. Most requests are open then."""
+"""Total number of tokens after which the processor is killed. At that time, most requests are open."""
 _STEPS_PER_SECOND = 60
 """The speed of a large model. At full speed, the engine would finish before the kills."""
 _LOOK_SECONDS = 0.01
@@ -56,7 +56,7 @@ _SAMPLE_TOKENS = 12
 _COMPARED = Token._fields.index("alternatives") + 1
 """Number of fields of a token that are compared."""
 Results = dict[str, Any]
-"""The counts by name, and whether all answers are right."""
+"""The demo's results by name: numbers, and whether all answers are right."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +127,7 @@ async def _demo(settings: Settings, system: Supervisor, progress: Progress, show
         await _show_tokens(answers, progress, answering, is_time)
         count = sum(not answer.is_done for answer in answers)
         show(f"   {service} is killed (kill -9) with {count} requests open, and started again")
-        restarts.append(asyncio.create_task(system.restart(service)))  # meanwhile the requests continue
+        restarts.append(asyncio.create_task(system.restart(service)))  # requests continue during the restart
 
     show(styled(f"2. {_REQUESTS} requests to an n-gram model, up to {_TOKENS} tokens with 5 alternatives each", "bold"))
     async with Client(replace(settings, client=replace(settings.client, drain_timeout_ms=0))) as client:
@@ -155,7 +155,7 @@ async def _show_tokens(
     answering: "asyncio.Future[Any]",
     is_enough: Callable[[], bool],
 ) -> None:
-    """Show the number of received tokens until the number is reached or all requests have ended."""
+    """Show the number of received tokens until `is_enough` returns true or all requests have ended."""
     while not (answering.done() or is_enough()):
         progress.show(f"{_token_count(answers):,} tokens")
         await asyncio.sleep(_LOOK_SECONDS)
@@ -167,7 +167,7 @@ def _token_count(answers: Iterable["Answer"]) -> int:
 
 @dataclass(slots=True)
 class Answer:
-    """The tokens of one request, and how it ended."""
+    """The tokens of one request, and the way the request ended."""
 
     generate: Generate
     tokens: list[Token] = field(default_factory=list)

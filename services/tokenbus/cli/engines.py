@@ -50,7 +50,7 @@ def _summary(name: str) -> str:
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
-    """Load the settings, and adapt the model's name and the publishing process to the engine."""
+    """Load the settings. The engine determines the default model name and whether a separate process publishes."""
     kind = engine_kind(options.engine)
     if options.model and not kind.reads_model:
         name = "to name the model for clients, use --set worker.model=NAME"

@@ -114,7 +114,7 @@ async def record(items: AsyncGenerator[StreamItem, None], files: Files, count: i
 async def record_to_log(
     items: AsyncGenerator[StreamItem, None], settings: Settings, stop: asyncio.Event, count: int = 0
 ) -> "tuple[LogCounts, int]":
-    """Write `count` items, or all items if it is 0, to the log. Return the counts and the number of unwritten items."""
+    """Write `count` items to the log, or all if `count` is 0. Return the counts and the number of unwritten items."""
     from tokenbus.recordings.durable_log.stream import LogError, LogStream  # noqa: PLC0415 - an extra
     from tokenbus.recordings.durable_log.writer import LogWriter  # noqa: PLC0415
 

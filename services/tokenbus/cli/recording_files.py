@@ -28,7 +28,7 @@ class Files:
     """Writes each epoch of a worker to a separate file. Raises CommandError if a file cannot be written."""
 
     def __init__(self, pattern: str) -> None:
-        """Check the pattern of file names. Raises CommandError if the file exists or the folder does not."""
+        """Check the pattern of file names. Raises CommandError if the file exists or the folder is missing."""
         self._pattern = pattern
         self._open: dict[str, _Open] = {}
         """The file of the latest epoch of each worker."""
@@ -39,7 +39,7 @@ class Files:
             check_folder(folder)
 
     def total(self, count: str) -> int:
-        """Return the sum of a count in `_COUNTS` over all files."""
+        """Add up one of the `_COUNTS` over all files."""
         return sum(int(getattr(each, count)) for each in self.recorders.values())
 
     def write(self, item: StreamItem) -> None:

@@ -17,7 +17,7 @@ from tokenbus.printable import printable, reason_of
 START_SECONDS = 300
 _REPORT_SECONDS = 1.0
 _LAST_LINES = 100
-"""Number of kept lines, because engines write many lines after the cause of a failure."""
+"""Maximum number of stored output lines. Engines write many lines after the line that explains a failure."""
 _LONGEST_LINE = 1_048_576
 """Number of characters above which a line is split."""
 _MOST_CHARACTERS = 2000
@@ -27,7 +27,7 @@ _KILLED = {-signal.SIGKILL, -signal.SIGTERM}
 _SHOWN_LEVELS = ("warning", "error", "critical")
 _COMMON_FIELDS = ("timestamp", "level", "event", "logger", "exception")
 _STARTS = ("processor", "gateway", "worker")
-"""The order of starting. The gateway precedes the workers, which take minutes, to report a bad tokenizer early."""
+"""Services in the order of starting. The gateway starts before the slow workers, to report a bad tokenizer early."""
 _STOPS = ("gateway", "worker", "processor")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP means that the terminal is gone
 T = TypeVar("T")
@@ -63,14 +63,14 @@ class ServiceEvent:
 
 
 class Child:
-    """The process of a service, which is started once, and stopped with SIGTERM or, after a time limit, SIGKILL."""
+    """The process of a service. A process that ignores SIGTERM is stopped with SIGKILL after a time limit."""
 
     def __init__(self, service: Service, report: Callable[[ServiceEvent], None]) -> None:
         self.service = service
         self.name = service.name
         self.pid = 0
         self.address = self.metrics = ""
-        """The addresses of a gateway and of the metrics, or empty before the service has logged them."""
+        """The HTTP address and the metrics address that the service logged. Each is empty until it is logged."""
         self.is_stopping = False
         self.status: int | None = None
         """The exit status, negative if a signal ended the process, or None before the end."""
@@ -107,9 +107,9 @@ class Child:
 
     @property
     def last_line(self) -> str:
-        """The error line of the command, or else the last output line, after a colon. Without lines the text is empty.
+        """A colon and the line that explains why the process ended: the command's error line, or else the last line.
 
-        Libraries may write lines after the error. For a killed process the text is empty, as no line explains the end.
+        Libraries may write lines after the error line. The text is empty for a killed process or without output.
         """
         if self.status in _KILLED:
             return ""
@@ -262,7 +262,7 @@ class Supervisor:
         return any(child.runs and child.name.startswith(prefixes) for child in self.children)
 
     async def next_exit(self) -> Child:
-        """Wait until a running service ends, except by `restart`, and return the service."""
+        """Wait until a running service ends, and return the service. A service that `restart` kills is ignored."""
         while True:
             running = {child.ended: child for child in self.children if child.ended is not None and child.runs}
             done, _ = await asyncio.wait(running, return_when="FIRST_COMPLETED")
@@ -316,7 +316,7 @@ class Supervisor:
             (self._kill_now if self.stopping.is_set() else self.stopping).set()
 
         loop = asyncio.get_running_loop()
-        # Keep ignoring SIGHUP under nohup, but handle SIGINT, which shells ignore for background processes of scripts.
+        # nohup ignores SIGHUP on purpose. Shells ignore SIGINT in background processes, but this process handles it.
         handled = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
         for each in handled:
             loop.add_signal_handler(each, on_signal)

@@ -47,9 +47,9 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
 ) -> Plan:
     """Plan a processor, the workers of each role, and gateways.
 
-    Default addresses become sockets in the folder and free ports. All gateways share `port`. `model` is a model's
+    Default bus addresses are replaced by sockets in the folder. All gateways share `port`. `model` is a model's
     folder, whose tokenizer the gateways also use. `ranks` has the engine's options for each data-parallel rank. Workers
-    are assigned to the ranks in rotation. `steps_per_second` limits the workers unless it is 0.
+    are assigned to the ranks in rotation. If `steps_per_second` is 0, the workers run at full speed.
     """
     shared = _shared(settings, folder, engine_kind(engine).tokenizer if model is None else str(model.resolve()))
 
@@ -59,7 +59,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
         return Service(name, tuple(command), environment_of(shared, given), ready, stop_seconds)
 
     def workers(role: str, count: int) -> Iterator[Service]:
-        drain_ms = 2 * shared.worker.drain_timeout_ms  # first for the requests, then for the acknowledgements
+        drain_ms = 2 * shared.worker.drain_timeout_ms  # one wait for requests, one for acknowledgements
         command = ["worker", "--engine", engine]
         if model:
             command += ["--model", str(model)]
@@ -84,7 +84,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
 
 
 def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str, str]:
-    """Return this process's environment with exactly these settings, except for the values by key in `given`."""
+    """Return this process's environment with all settings as variables. `given` overrides settings by key."""
     ours = {name: value for name, value in os.environ.items() if name not in _VARIABLES}
     for key, entry in ENTRIES.items():
         value = given.get(key, entry.value_in(settings))
@@ -94,7 +94,7 @@ def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str,
 
 
 def _shared(settings: Settings, folder: Path, tokenizer: str) -> Settings:
-    """Return the settings of all services, with addresses in the folder and the tokenizer in place of defaults."""
+    """Return the settings of all services. Default addresses and a default tokenizer are replaced."""
     own = {
         "bus.workers_address": f"ipc://{folder}/workers",
         "bus.clients_address": f"ipc://{folder}/clients",
@@ -111,7 +111,7 @@ def _is_default(key: str, settings: Settings) -> bool:
 
 
 def _usable(key: str, settings: Settings) -> str:
-    """Return the address in a setting. If a default address is in use, its port becomes 0 for any free port."""
+    """Return the address in a setting. If a default address is in use, replace its port by 0 (any free port)."""
     address = str(ENTRIES[key].value_in(settings))
     host, _, port = address.rpartition(":")
     if _is_default(key, settings):
@@ -123,7 +123,7 @@ def _usable(key: str, settings: Settings) -> str:
 
 
 def _gateway_addresses(settings: Settings, port: int | None, count: int) -> dict[str, object]:
-    """Return the settings for the addresses of the gateways, which share a port but have separate ports for metrics."""
+    """Return the address settings of the gateways, which share an HTTP port but have separate metrics ports."""
     address = f"127.0.0.1:{port}" if port is not None else _usable("gateway.address", settings)
     if count <= 1:
         return {"gateway.address": address}

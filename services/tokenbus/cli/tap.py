@@ -49,7 +49,7 @@ _WORDS = {
     "prefilled": ("PREFILLED", "bold", "request {request_id}, {transfer_state} for the decode worker"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
-"""The word, the style of the word, and the following text for each kind of item."""
+"""The first word of the line for each kind of item, the word's style, and the rest of the line."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,7 @@ def _print_lines(values: Values) -> None:
 
 
 def item_values(item: StreamItem, now_ns: int, *, rows: bool, request_id: int | None = None) -> Values:
-    """Return the values of an item, with the rows of one request or of all, or the error of an invalid item."""
+    """Return the values of an item, or the error of an invalid item. `request_id` selects the rows of one request."""
     logged_at = item.logged_at
     values: Values = {"stream": _stream(item), "sequence": str(item.sequence), "bytes": len(item.payload)}
     if logged_at is not None:

@@ -48,7 +48,7 @@ _MOST_GATEWAYS = 64
 _MOST_PORT = 65_535
 _MOST_START_SECONDS = 86_400
 _READY_SECONDS, _SOON = 0.25, 8
-"""Number of seconds between readiness checks, and number of the first check whose reason is shown."""
+"""Number of seconds between readiness checks, and number of failed checks before the reason is shown."""
 
 
 def declare(parser: Parser) -> None:
