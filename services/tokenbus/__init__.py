@@ -6,8 +6,8 @@
         async for token in client.generate("Once upon a time", max_tokens=8, top_logprobs=2, seed=1):
             print(token.id, token.logprob)
 
-A client begins with `connect`, and an engine with `run_engine`. docs/api.md has every name. Importing this package
-imports nothing else, because names are loaded when they are first used.
+A client program begins with `connect`. An engine begins with `run_engine`. docs/api.md describes every public name.
+Importing this package imports nothing else, because names are loaded when they are first used.
 """
 
 import sys

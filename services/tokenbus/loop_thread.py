@@ -17,8 +17,8 @@ def start_loop_thread(
 ) -> tuple[threading.Thread, T]:
     """Start a thread that runs a coroutine. Return the thread, which the caller must join, and the result of the start.
 
-    The coroutine gets a future and must set its result when it is ready. This function blocks until the result is set,
-    and raises earlier exceptions of the coroutine. Later exceptions are logged.
+    The coroutine receives a future, and reports that the start is complete by setting the future's result. This
+    function blocks until then. An exception of the coroutine is raised before the result is set, and logged afterwards.
     """
     started: Future[T] = Future()
 

@@ -55,7 +55,7 @@ def visitor_of(scope: Scope) -> Visitor:
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the client to which a request's turn is charged: the name of its key, or else its machine."""
+    """Return the name under which a client takes turns: the name of its key, or else its machine."""
     return visitor_of(scope).caller.name or _peer(scope)
 
 
@@ -65,7 +65,7 @@ class Access:
     def __init__(self, app: ASGIApp, gateway: Gateway, paths: AbstractSet[str], token_routes: AbstractSet[str]) -> None:
         settings = gateway.settings.gateway
         self._paths = paths
-        """Paths with a separate count of requests. All other paths share a label, because clients may send any path."""
+        """Paths whose requests are counted separately. Clients may send any path, so the other paths share a count."""
         self._token_routes = token_routes
         """Paths whose POST requests count towards a key's rate limit, as do reads of sessions."""
         self._app = app
@@ -199,7 +199,7 @@ def _preflight(headers: Headers) -> Response:
     allowed = {
         "access-control-allow-methods": "GET, POST",
         "access-control-max-age": str(_PREFLIGHT_SECONDS),
-        # Browsers may send any header: the request itself is checked when it arrives.
+        # Allow all requested headers here, because the request itself is checked when it arrives.
         **({"access-control-allow-headers": requested} if requested and _HEADER_NAMES.fullmatch(requested) else {}),
     }
     return Response(status_code=204, headers=allowed)

@@ -26,13 +26,13 @@ JSON = "application/json"
 _STOPPED, _UNRECOVERABLE = int(RowStatus.FINISHED_STOP), int(RowStatus.UNRECOVERABLE)
 _REASONS = {_STOPPED: "stop", int(RowStatus.FINISHED_LENGTH): "length", int(RowStatus.ABORTED): "abort"}
 _LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
-"""The minimum and maximum number of bytes charged to a choice in advance, so that few rows need counting."""
+"""Minimum and maximum number of bytes charged to a choice in advance. Until they are used up, rows are not counted."""
 _TURN_BYTES = 2**18
 """Number of bytes of an answer that are written before other tasks run."""
 
 
 Beside = Sequence[tuple[bytes, Iterable[Written]]]
-"""The JSON members of a choice except its text: pairs of a name and the parts of its value."""
+"""The JSON members of a choice except its text. Each member has a name and the parts of its value."""
 
 
 class Outcome(NamedTuple):
@@ -60,7 +60,7 @@ class Format(Protocol):
         return 0 if self._calls is None else self._calls.held
 
     def stream(self, index: int) -> EventStream:  # noqa: ARG002
-        """Return the state of a new choice's stream. By default the stream has no form, so Python writes the rows."""
+        """Return the state of a new choice's stream. With the default state, Python writes all rows of the stream."""
         return EventStream()
 
     def writers(self, progress: EventStream) -> Sequence[MemberWriter]:  # noqa: ARG002
@@ -107,7 +107,7 @@ class Answer(ABC):
     recorder: TurnRecorder | None = None
     """Records the output of a session's turn for the next turn, or None."""
     who: Hashable = ""
-    """The client, named by its key or machine, to which the time for writing rows is charged."""
+    """The client (the name of a key, or a machine) that is charged for the time of writing rows."""
 
     def __init__(self, request: CompletionRequest, form: Format, settings: GatewaySettings, buffers: Buffers) -> None:
         self.queue = SendQueue(settings.stream_buffer_bytes, self._overflow, buffers)
@@ -126,7 +126,7 @@ class Answer(ABC):
 
     @abstractmethod
     def begin_with(self, choice: "Choice", text: str, rows: Iterable[list[Piece]]) -> None:
-        """Begin a choice with its prompt: the text, and the pieces of each row, computed when read."""
+        """Begin a choice with the text and the pieces of its prompt. Iterating over `rows` computes the pieces."""
 
     @abstractmethod
     def emit(self, choice: "Choice", text: str, pieces: list[Piece], produced_at_ns: int) -> None: ...
@@ -148,7 +148,7 @@ class Answer(ABC):
         self._close = close
 
     def evict(self, size: int) -> None:
-        """End this answer of `size` bytes, the largest one, because all answers together hold too much memory."""
+        """End this answer, the largest with `size` bytes, because all answers together use too much memory."""
         message = "too many bytes wait for all clients together (gateway.buffer_bytes)"
         code = "slow_client" if self.is_streamed else "overloaded"
         self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
@@ -160,7 +160,7 @@ class Answer(ABC):
     def end(self, error: ApiError) -> None:
         """End with an error, whose field is named as in the client's body. Later calls have no effect.
 
-        If the answer has not begun, the error becomes the HTTP response, or else an event.
+        The error becomes the HTTP response if the answer has not begun, and otherwise an event of the stream.
         """
         self._format.drop()
         for choice in self.choices:  # free the scores now; a cycle of references keeps the choices longer
@@ -197,7 +197,7 @@ class Answer(ABC):
 
     def _end_slow(self, error: ApiError) -> None:
         self.queue.drop()
-        self.queue.is_broken = self.queue.is_closed  # the last events are lost
+        self.queue.is_broken = self.queue.is_closed  # the client loses the last events
         self.end(error)
 
 
@@ -207,7 +207,7 @@ class Choice:
     def __init__(self, index: int, request: CompletionRequest, form: Format, answer: Answer) -> None:
         stopping = request.stopping
         self.index = index
-        # Without a form, all rows come to this choice, which records their ids.
+        # In a session, use a stream without a form, so that this choice receives all rows and can record the ids.
         self.stream = EventStream() if request.conversation else form.stream(index)
         """The state of the choice's stream, which the event writer shares."""
         self.writers = form.writers(self.stream)
@@ -216,7 +216,7 @@ class Choice:
         self.cached_tokens: int | None = None
         """Number of cached tokens of the prompt, set before the first row, or None if unknown."""
         self.turns: Sequence[Turn] = ()
-        """The turns of a request that another worker continued, or else empty."""
+        """The parts of the request that different workers computed, or empty if one worker computed all tokens."""
         self.first_at: float | None = None
         self._stops = stopping.texts
         self._shows_special = stopping.shows_special
@@ -228,7 +228,7 @@ class Choice:
         self._echo = request.echoes[index // request.n] if request.echoes else None
         self._scores: PromptScores | None = None
         self.is_silent = all(writer.is_empty for writer in self.writers)
-        """Whether rows have no members besides the text, so that rows without text are skipped."""
+        """Whether rows without text are skipped, because a row has no other members."""
 
     @property
     def tokens(self) -> int:
@@ -245,7 +245,7 @@ class Choice:
         self._scores = None
 
     def _begin_with_prompt(self, text: str, vocabulary: Vocabulary) -> str:
-        """Echo the prompt. Return the part of the echo that the first row's text must begin with."""
+        """Echo the prompt. Return the part of the echo that the caller must put in front of the first row's text."""
         self._echo = None
         if self._request.is_chat:  # as in vLLM, the echo of a chat has no logprobs
             return text
@@ -293,7 +293,7 @@ class Choice:
         self._answer.end(error)
 
     def _add_until_stop(self, step: RenderedStep, row: int, stop: int) -> tuple[str, int]:
-        """Add a row's tokens up to a stop.
+        """Add the tokens of a row up to its stop string or stop token.
 
         The gateway searches for stops too, because workers do not report where the text of a stop begins.
         """
@@ -331,7 +331,7 @@ class WholeAnswer(Answer):
             if self.queue.is_closed:  # the answer was too large
                 return
             held = self.queue.append(part)
-            grown += held if isinstance(part, bytes) else 0  # buffers are already counted
+            grown += held if isinstance(part, bytes) else 0  # a bytearray is already counted
             written += len(part)
             if not part or written > _TURN_BYTES:
                 self.queue.hold(grown)
@@ -433,10 +433,7 @@ class _Kept:
         return self.grown() if self._added > self._room else 0
 
     def grown(self) -> int:
-        """Count the memory, and charge some in advance for later rows.
-
-        Return the growth of the counted memory, in bytes.
-        """
+        """Count the used memory, charge some bytes in advance, and return the growth of the counted memory in bytes."""
         grown = sum([each.grown() for each in self._all])
         self.size += grown
         before, self._added, self._room = self._room, 0, min(_LEAST_ROOM + self.size // 8, _MOST_ROOM)

@@ -50,7 +50,7 @@ class ApiKey:
     added: str
     requests_per_minute: int | None = None
     concurrent: int | None = None
-    """Maximum number of open requests, or None for the share gateway.key_share of gateway.max_requests."""
+    """Maximum number of open requests, or None for gateway.max_requests times gateway.key_share."""
     origins: tuple[str, ...] = ()
     """Origins of the web pages that may use the key, or empty for gateway.origins."""
     operator: bool = False
@@ -155,7 +155,7 @@ class Caller:
         self._open: set[int] = set()
         self._now = now
         self._left: float | None = None
-        """Number of requests that the token bucket admitted at `_left_at`, or None before its first use."""
+        """Number of tokens in the token bucket at `_left_at`, or None before the bucket's first use."""
         self._left_at = 0.0
         self.update(key)
 
@@ -210,7 +210,7 @@ class Caller:
         self._open.update(request_ids)
 
     def closed(self, request_id: int) -> None:
-        """Stop counting a request after it has ended on the bus, which for an aborted request takes some time."""
+        """Stop counting a request that has ended on the bus. An abort needs some time to end a request there."""
         self._open.discard(request_id)
 
     @property

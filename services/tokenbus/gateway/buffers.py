@@ -1,4 +1,4 @@
-"""Bounded buffers: SendQueue for the bytes of a client, Buffers for those of all, Backlog for received steps."""
+"""Bounded buffers: SendQueue for the bytes of one client, Buffers for all clients, Backlog for received steps."""
 
 import asyncio
 import ctypes
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenbus.gateway.connection import ChunkWriter
 
 Write = Callable[..., bool]
-"""Writes a chunk, given with the publication times of its rows, to a socket. Returns whether the socket had room."""
+"""Writes a chunk to a socket, or returns False if the socket is full. Also receives the rows' publication times."""
 _CHUNK_BYTES, _BUFFER_BYTES = 65_536, 8192
 """Size of a sent chunk, and size of a buffer for rows, both in bytes. A full buffer is not grown but replaced."""
 _ALL = 2**31
@@ -28,12 +28,12 @@ _TIME_BYTES = 8
 _MOST_PARTS = 32
 """Number of parts that are joined into one object, because many small objects fragment the memory."""
 _LEAST_ROWS, _FEW_SHARE = 16, 4
-"""If a step has at least 16 rows and less than a quarter of them wait, its other rows are freed."""
+"""In a step of at least 16 rows, delivered rows are freed once less than a quarter of the rows still wait."""
 _LEAST_FREED = 16 * 2**20
 
 
 class Buffers:
-    """Counts the bytes of all answers, and evicts the largest answers above the bound."""
+    """Counts the bytes of all answers, and evicts the largest answers if the total exceeds the bound."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -54,7 +54,7 @@ class Buffers:
         self._holders.pop(holder, None)
 
     def grow(self, count: int) -> None:
-        """Add to the size, or subtract if `count` is negative, and evict answers above the bound."""
+        """Add `count`, which may be negative, to the size. If the size exceeds the bound, evict answers."""
         if count < 0:
             self._highest = max(self._highest, self.size)
         self.size += count
@@ -78,7 +78,7 @@ class Buffers:
     def evict(self, wanted: int, beside: Mapping["Answer", int]) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
 
-        The size of an answer includes the unread bytes of its socket and its bytes in other buffers, `beside`.
+        The size of an answer includes the unread bytes of its socket. `beside` has its bytes in other buffers.
         """
         sizes = {each: each.queue.size + each.queue.unsent() + beside.get(each, 0) for each in self._holders}
         self._evict(sizes, wanted, 1, _ALL)
@@ -91,7 +91,7 @@ class Buffers:
         if self._is_evicting:  # the end of an answer frees bytes, which calls this method again
             return
         self._is_evicting = True
-        # Among answers of the same size, evict the newest answer first, because the older answers had room before.
+        # Among answers of the same size, evict the newest answer, because the older answers fit without it.
         newest_first = list(reversed(sizes.items()))
         try:
             for holder, size in sorted(newest_first, key=lambda pair: pair[1], reverse=True)[:most]:
@@ -187,8 +187,8 @@ class SendQueue:
 
     Arriving rows add bytes, and one task removes bytes as the client reads.
 
-    After the task has set `write`, chunks are written to the socket directly, and wait here only while the socket is
-    full. Waking a task for each row would cost as much as writing the row.
+    Once `write` is set, a chunk is written to the socket directly. The chunk is queued only if the socket is full.
+    Waking a task for each row would cost as much as writing the row.
     """
 
     def __init__(self, most: int, on_full: Callable[[], None], buffers: Buffers) -> None:
@@ -207,7 +207,7 @@ class SendQueue:
         self.direct: ChunkWriter | None = None
         """The writer to the connection if chunks are written uncompressed, else None."""
         self.unsent: Callable[[], int] = lambda: 0
-        """Returns the number of bytes in the socket that the client has not read."""
+        """A function that returns the number of bytes in the socket that the client has not read."""
         self.is_sent = False
         self.is_broken = False
         """Whether bytes were dropped, so that the remaining bytes are useless."""
@@ -220,7 +220,7 @@ class SendQueue:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the next bytes are written only when they are sent, which may take some milliseconds."""
+        """Whether the next bytes are a part that `take` must still compute, which may take some milliseconds."""
         return bool(self._parts)
 
     @property
@@ -249,7 +249,7 @@ class SendQueue:
         return self.direct.descriptor() if self.direct is not None and is_idle else -1
 
     def put_parts(self, parts: Iterator[bytes]) -> None:
-        """Add parts, which are computed as the client reads and sent before the waiting chunks."""
+        """Add parts that are sent before the waiting chunks. Each part is computed when the client can read it."""
         if not self.is_closed:
             self._parts.append(parts)
             self._wake()
@@ -299,7 +299,7 @@ class SendQueue:
         self.hold(sum(chunk.size for chunk in self._chunks) - self.size)
 
     def hold(self, count: int) -> None:
-        """Add memory of waiting bytes or of an unfinished answer to the size, or subtract it if `count` is negative."""
+        """Add `count`, which may be negative, to the memory of the waiting bytes and of the unfinished answer."""
         self.size += count
         self._buffers.grow(count)
         if self.size > self._most and not self._is_full:
@@ -380,16 +380,16 @@ class SendQueue:
 
 
 class Backlog:
-    """A first-in first-out queue of received steps and ends of requests.
+    """A first-in first-out queue of received steps and request ends.
 
-    The size includes steps that have left the queue if some of their rows still wait for a turn. Above a size of
+    A step that has left the queue counts towards the size until all its rows are delivered. Above a size of
     `compacted_bytes`, the delivered rows of such steps are freed. Below that size, freeing costs too much time.
     """
 
     def __init__(self, compacted_bytes: int = 0) -> None:
         self._compacted_bytes = compacted_bytes
         self._entries: deque[tuple[StepRows | RequestEnd, int]] = deque()
-        """The steps and the ends, each with its size in bytes."""
+        """The steps and request ends in the queue, each with a size in bytes."""
         self.size = 0
 
     def __len__(self) -> int:
@@ -425,9 +425,9 @@ class Backlog:
             self.fit(waiting.step)
 
     def fit(self, step: RenderedStep) -> None:
-        """Free the delivered rows of a step if only few of its rows still wait.
+        """Free the delivered rows of a step of which few rows still wait.
 
-        Otherwise one slow answer would keep the rows of all answers in memory.
+        One waiting row would otherwise keep the rows of all other answers in memory.
         """
         rows = step.batch.row_count
         if self.size <= self._compacted_bytes:

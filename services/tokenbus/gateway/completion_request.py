@@ -40,12 +40,12 @@ _SAME_NAMES = (
     *("repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "priority", "cache_salt"),
 )
 _SAMPLING = {name: name for name in _SAME_NAMES} | SAMPLING_NAMES
-"""Names of sampling parameters by the names of the body's fields with the same values."""
+"""Maps a field of the body to the sampling parameter that takes its value unchanged."""
 _OTHER_NAMES = {"response_format": "structured_outputs", "return_logprobs_of": "logprob_token_ids"}
-"""Alternative names of fields in a body."""
+"""Maps the usual name of a body's field to another name of the same field."""
 _NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_logprob_token_ids")
 _COPY_BYTES = 16
-"""Bound of a field's size, summed over all choices, in bytes per token of gateway.max_prompt_tokens."""
+"""A field's copies for all choices may have this many bytes per token of gateway.max_prompt_tokens."""
 _MESSAGE_BYTES = 48
 _IDS = "I"
 _KEPT = frozenset({"stop", "min_tokens", "max_tokens", "include_stop_string", "include_special_tokens"})
@@ -64,7 +64,7 @@ class Ending(NamedTuple):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of the choices and of the answer's form."""
+    """The parameters of a request's choices and of the form of its answer."""
 
     model: str
     prompts: Sequence[Sequence[int]]
@@ -91,20 +91,20 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     wants_prompt_logprobs: bool = False
     """Whether the answer contains `prompt_logprobs`."""
     scores_once: bool = False
-    """Whether only the first choice's prompt is scored, because the answer shows the scores only once."""
+    """Whether the prompt is scored for the first choice only. The answer shows the scores of the prompt once."""
     name: str = ""
-    """The answer's id as chosen by the client, or empty for the id of the first choice's request."""
+    """The id that the client chose for the answer. If empty, the first request's id on the bus names the answer."""
     session: str = ""
     conversation: bytes = b""
     """The digest of a session's chat if the next turn may be bridged, or else empty."""
     bridging: str = ""
-    """The use of the session's last turn, as in BridgedPrompt."""
+    """Whether the prompt continues the session's last turn: a `BridgedPrompt.result`."""
     is_chat: bool = False
     wants_text: bool = True
     forced: output_form.ForcedCall | None = None
     auto: output_form.AutoCalls | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
-    """The names that errors use for the fields of the body, by the usual names."""
+    """Maps the usual names of fields to the names in the client's body, which errors must use."""
     echoed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,7 +138,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return 8 * self.scored_values + 4 * self.scored_tokens
 
     def kept(self) -> "CompletionRequest":
-        """Return a copy for the answer without the engine's parameters, and with ranges in place of hidden prompts."""
+        """Return a small copy for the answer: without the engine's parameters, and without ids of hidden prompts."""
         shows_prompts = self.echoes or (self.wants_ids and not self.hides_prompts)
         prompts = self.prompts if shows_prompts else [range(len(each)) for each in self.prompts]
         sampling = {name: value for name, value in self.sampling.items() if name in _KEPT}
@@ -439,7 +439,7 @@ class Reader:
     def _bridged(
         self, body: bodies.Chat, tools: Sequence[Mapping[str, Any]], common: dict[str, Any]
     ) -> list[list[int]]:
-        """Return the prompt that continues the session's last turn, if possible, and note the conversation."""
+        """Return the prompt that continues the session's last turn, if possible. Add the digest to `common`."""
         is_one = body.n == 1 and not isinstance(body, bodies.ChatBatch)
         is_plain = body.add_generation_prompt and not (body.add_special_tokens or body.echo)
         if self.bridge is None or not (common["session"] and is_one and is_plain):

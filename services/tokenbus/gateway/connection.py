@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
             self._answered.disconnected = True
         self.transport.abort()
 
-    # Called by uvicorn and httptools.
+    # The following methods are called by uvicorn and httptools.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # TCP's
@@ -122,7 +122,7 @@ class Connection(HttpToolsProtocol):
         self._header_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # The beginning of a body resets the count, so a body in the same packet is not counted.
+        # `_parse` resets the count when a body begins, so a body in the same packet as the headers is not counted.
         if self._header_bytes > self.settings.max_header_bytes:
             self._too_long()
 

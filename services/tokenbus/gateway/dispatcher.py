@@ -34,7 +34,7 @@ _LONGEST_TURN_SECONDS = 0.01
 Most steps need less time, so no other task delays their rows.
 """
 _SLICE_SECONDS = 0.0005
-"""Time, in seconds, for one answer in a turn of delivering waiting rows."""
+"""Longest time, in seconds, of delivering the waiting rows of one answer before other answers get time."""
 _OPENING_SECONDS = 0.003
 """Longest time, in seconds, of sending an answer's requests to the bus without running other tasks."""
 _MOST_BEHIND = 64
@@ -43,7 +43,7 @@ _LOOK_SECONDS = 0.02
 """Minimum time, in seconds, between two searches for unread answers, which make a system call for each answer."""
 _MOST_GATHERED = 8
 _MOST_TURNS = 64
-"""Maximum number of ticks of the event loop between two turns of delivering rows."""
+"""Maximum number of ticks of the event loop for which the delivery of rows pauses."""
 _UNREAD_SHARE = 16
 """If a sixteenth of an answer's buffer is unread, its HTTP client counts as not reading."""
 _RESERVED_SHARE = 4
@@ -63,11 +63,11 @@ class OpenRequest:
     share: "_Share"
     rows: deque[WaitingRow | RequestFailedError] = field(default_factory=deque)
     is_held: bool = False
-    """The value of the stream's `is_held` when no rows wait. While rows wait, the stream is always held."""
+    """The value to which `is_held` of the stream returns when no rows wait. While rows wait, `is_held` is true."""
 
 
 class _Share:
-    """The time that an answer's rows have used, and its requests with waiting rows."""
+    """The time used for delivering an answer's rows, and the requests of the answer that have waiting rows."""
 
     __slots__ = ("requests", "spent", "turn", "who")
 
@@ -75,7 +75,7 @@ class _Share:
         self.who = who
         self.requests: deque[OpenRequest] = deque()
         self.turn = self.spent = 0.0
-        """The beginning of the answer's last turn, and the seconds that its rows took in that turn."""
+        """The time at which the dispatcher last began to deliver rows, and the seconds spent on this answer since."""
 
 
 class Dispatcher:
@@ -201,12 +201,12 @@ class Dispatcher:
         self._to_socket.observe_all(rows.seconds())
 
     async def _deliver_waiting(self) -> None:
-        """Deliver waiting rows for one turn, in which answers get slices of time. Then let other tasks run."""
+        """Deliver waiting rows, with a slice of time for each answer in rotation, until other tasks must run."""
         while self._waiting.answers and not self._is_turn_over():
             (who, share), began = self._waiting.take(), monotonic()
             while share.requests and monotonic() - began < _SLICE_SECONDS:
                 one = share.requests.popleft()
-                if one.rows:  # otherwise the request was closed
+                if one.rows:  # a closed request has no rows
                     self._deliver_some(one, began + _SLICE_SECONDS)
                 if one.rows:
                     share.requests.append(one)
@@ -234,7 +234,7 @@ class Dispatcher:
     def _deliver_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
         """Deliver the rows of a request that the event writer left to Python.
 
-        Rows that Python must write wait if their answer has used its time in this turn.
+        If the answer has used up its slice of time, the rows that Python must write wait.
         """
         queue, stream, share, began = one.answer.queue, one.choice.stream, one.share, monotonic()
         if share.turn != self._turn_began:
@@ -257,9 +257,9 @@ class Dispatcher:
         share.spent += monotonic() - began
 
     def _postpone(self, one: OpenRequest, left: Iterable[Left]) -> None:
-        """Let rows of a request wait for the answer's next slice of time.
+        """Queue rows of a request until the answer's next slice of time.
 
-        Until that slice, the event writer leaves the following rows to Python too.
+        Until that slice, the event writer also leaves the request's later rows to Python.
         """
         stream, share = one.choice.stream, one.share
         for waiting in (WaitingRow(each.step, each.row) for each in left):
@@ -272,9 +272,9 @@ class Dispatcher:
             self.backlog.hold(waiting)
 
     def _next_steps(self) -> list[RenderedStep]:
-        """Return waiting steps up to the next error of a request, or deliver that error.
+        """Return the waiting steps before the next request error. If an error comes first, deliver the error.
 
-        Steps that are delivered together need only one pass over the requests.
+        Delivering several steps together needs only one pass over the requests.
         """
         steps: list[RenderedStep] = []
         while self.backlog and len(steps) < _MOST_GATHERED:
@@ -294,7 +294,7 @@ class Dispatcher:
         return steps
 
     async def _end_long_turn(self) -> None:
-        """After a long turn, let other tasks run until no more steps are received."""
+        """If rows were delivered for too long, let other tasks run until no more steps are received."""
         if not self._is_turn_over():
             return
         for _ in range(_MOST_TURNS):
@@ -333,12 +333,12 @@ class Dispatcher:
     ) -> None:
         """Send the requests of an answer to the bus. If one is refused, abort the other requests and raise an ApiError.
 
-        Other tasks run in between. If the answer ends meanwhile, the remaining requests are not sent. `reserved` is the
-        number of bytes to charge for the answer's request and for prompt scores, which arrive later.
+        Other tasks may run between two requests. If the answer ends early, the remaining requests are not sent.
+        `reserved` is the number of bytes to charge for the answer's request and for prompt scores, which arrive later.
         """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
-        if refusal := self._client.refusal:  # a refusing processor never answers
+        if refusal := self._client.refusal:  # else the requests would wait in vain
             raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
         caller.check_room(len(request_ids))
         self._check_room(len(request_ids), reserved)

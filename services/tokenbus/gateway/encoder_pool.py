@@ -40,7 +40,7 @@ from tokenbus.settings import Settings
 _log = logger("gateway")
 _MODULE = "tokenbus.gateway.encoder_process"
 _QUICK_BYTES = 65_536
-"""Longer bodies go to the slow lane at once. The slowest measured tokenizer needs 30 ms and 15 MiB for this size."""
+"""Bodies above this size skip the quick lane. The slowest measured tokenizer needs 30 ms and 15 MiB for this size."""
 _QUICK_MEMORY_BYTES = 32 * 2**20
 _QUICK_SECONDS = 0.1
 _QUICK_ENCODERS, _SLOW_ENCODERS = 2, 1
@@ -80,10 +80,10 @@ class _EndedError(Exception):
 
 
 class EncoderPool:
-    """Encoder processes in two lanes, so that cheap bodies never wait for costly ones.
+    """Two groups of encoder processes, called lanes, so that cheap bodies never wait for costly bodies.
 
-    Short bodies begin in the quick lane, whose bounds are narrow. Long bodies, and bodies that exceed the narrow
-    bounds, wait for a turn in the slow lane.
+    Short bodies begin in the quick lane, which has narrow bounds of time and memory. Long bodies, and bodies that
+    exceed these bounds, go to the slow lane.
     """
 
     def __init__(self, settings: Settings, repeated_log: DeduplicatedLog) -> None:
@@ -178,7 +178,7 @@ class EncoderPool:
 @contextlib.asynccontextmanager
 async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
     encoders = EncoderPool(settings, repeated_log)
-    if is_folder(settings.gateway.tokenizer):  # with other tokenizers, this process reads most bodies
+    if is_folder(settings.gateway.tokenizer):  # other tokenizers are quick, and run in this process
         encoders.start()
     try:
         yield encoders
@@ -220,7 +220,7 @@ class Lane:
         self._idle = []
 
     async def ask(self, task: Task) -> bytes:
-        """Return the reply to a body. The caller must hold a turn. Raises an _EndedError."""
+        """Return the reply to a body. The caller must have a turn from `turns`. Raises an _EndedError."""
         server, encoder = self._server, self._next()
         may_stay = False
         try:
@@ -308,7 +308,7 @@ class _Server:
     def __init__(self, settings: Settings) -> None:
         self.is_gone = False
         self.is_ready = asyncio.Event()
-        """Set when the fork server has loaded the tokenizer or is gone. Earlier orders would pile up."""
+        """Set when the fork server has loaded the tokenizer or is gone. Orders sent before that would pile up."""
         self._loop = asyncio.get_running_loop()
         self._control, its_end = socket.socketpair()
         self._numbers = count(1)

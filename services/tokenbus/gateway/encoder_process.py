@@ -57,7 +57,7 @@ NONE = Bounds(0, 0, is_for_one=False)
 
 
 class Job(msgspec.Struct, array_like=True):
-    """How to read the next body."""
+    """The instructions for reading the next body."""
 
     kind: str
     models: dict[str, int]
@@ -127,7 +127,7 @@ def _turn_of(end: socket.socket, session: str, digest: bytes) -> Turn | None:
 
 
 class ForkServer:
-    """Forks and kills encoders on orders from the gateway, and reports their ends. Forking requires a single thread."""
+    """Forks and kills encoders on the gateway's orders, and reports their exits. Forking requires a single thread."""
 
     def __init__(self, control: socket.socket, reader: Reader) -> None:
         self._control = control

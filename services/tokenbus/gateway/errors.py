@@ -35,7 +35,7 @@ TOKEN_SCORING = {
     "return_logprobs_of": "token_ids",
     "return_mask": "mask_bound",
 }
-"""Names of the contract's fields in `sampling` and `token_scoring`, by the API's names of the same fields."""
+"""Maps the API's name of a field to the contract's name of the same field in `sampling` or `token_scoring`."""
 _FIELDS = {
     **{f"sampling.{ours}": name for name, ours in SAMPLING_NAMES.items()},
     "sampling.include_special_tokens": "skip_special_tokens",
@@ -45,7 +45,7 @@ _FIELDS = {
     "prompt_scoring": "prompt_logprobs",
     **{f"token_scoring.{ours}": name for name, ours in TOKEN_SCORING.items()},
 }
-"""The API's names of the contract's fields, except names that differ only by the prefix `sampling.`."""
+"""Maps a field of the contract to the API's name, unless the names differ only by the prefix `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
 """The end of a worker's error message if a prompt leaves no room for an answer."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.|token_scoring\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
@@ -66,7 +66,7 @@ class ApiError(Exception):
         self.retry_after_ms = retry_after_ms
 
     def renamed(self, names: Mapping[str, str]) -> "ApiError":
-        """Rename the field, or the field that contains it, according to `names`, and return this error."""
+        """Replace the field's name, or the beginning of its path, according to `names`. Return this error."""
         param = self.param or ""
         for name in sorted(names, key=len, reverse=True):
             if param == name or param.startswith((f"{name}.", f"{name}[")):

@@ -1,7 +1,7 @@
-"""EventWriter: lets the compiled renderer write and send the events of a step's rows in all open streams.
+"""EventWriter: lets the compiled renderer write and send the events of all open streams for the rows of a step.
 
-The renderer reads a table of the open streams. The renderer leaves rows that end a stream or begin within a character
-to the Python of `answer` and `sse`. Without the renderer, Python writes all rows.
+The renderer reads a table of the open streams. If a row ends a stream or begins within a character, the Python modules
+`answer` and `sse` write the row. Without the renderer, Python writes all rows.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _MOST_STREAMS = 65_536
 _LEFT, _SENT, _RENDERED, _REST, _QUIET = range(5)
 _DONE = (_SENT, _QUIET)
 _TO_PYTHON = 1
-"""Initial state of the rows of a stream whose next row Python must write."""
+"""Initial state of a row that Python must write, with the later rows of the same request."""
 
 
 class EventForm(NamedTuple):
@@ -221,7 +221,7 @@ class Rows:
         return found
 
     def _written(self, begin: int, end: int) -> int:
-        """Write rows until the renderer stops. Remove the cause, and return the number of the first unwritten row."""
+        """Write rows until the renderer stops. Fix the cause of the stop, and return the index of the unwritten row."""
         writer, found = self._writer, self._found
         found.fault = found.rows = 0
         stopped: int = native.stream(

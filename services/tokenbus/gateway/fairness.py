@@ -17,7 +17,7 @@ SHORT_BYTES = 16_384
 """Number of bytes of each body that are not counted, because the limit on connections bounds them."""
 _BODIES = 8
 _LONG_SECONDS = 0.005
-"""Time, in seconds, for admitted requests in a tick. After a longer tick, the next tick admits only one request."""
+"""If the admitted requests of a tick take longer than this time, in seconds, the next tick admits only one request."""
 
 
 class FairTurns:
@@ -75,7 +75,7 @@ class FairTurns:
             turns = self._waiting.pop(who)
             turn = turns.popleft() if turns else None
             if turns:
-                self._waiting[who] = turns  # behind all other clients
+                self._waiting[who] = turns  # the client is now last
             if turn is not None and not turn.done():
                 turn.set_result(None)
                 return
@@ -152,7 +152,7 @@ class HeldBody:
 
 
 class AdmissionLimiter:
-    """Admits at most `per_tick` requests per tick of the event loop, in order, and only one if they take long.
+    """Admits requests in order: at most `per_tick` per tick of the event loop, or only one after a long tick.
 
     A burst of new requests therefore does not delay running streams.
     """
@@ -201,9 +201,9 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._clients: list[tuple[bool, int, Hashable]] = []
-        """A heap of the clients with work. Clients that had no work before precede clients that had a slice."""
+        """A heap of the clients with work. Clients with new work precede clients that already had a slice of time."""
         self.answers: dict[Hashable, list[tuple[bool, int, T]]] = {}
-        """A heap of the answers with work, in the same order, for each client."""
+        """A heap of each client's answers with work. Answers with new work come first."""
         self._numbers = count()
 
     def add(self, who: Hashable, answer: T) -> None:

@@ -32,7 +32,7 @@ _log = logger("gateway")
 _LEARN_SECONDS = 1.0
 _MOST_IGNORED = 256
 _OTHERS = "(others)"
-"""Metric label of all further unknown fields after 256 different fields."""
+"""Metric label that all unknown fields share after the first 256 different fields."""
 _FIRST = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -73,7 +73,7 @@ class ModelCounts:
 
 
 class Counts:
-    """Counters of requests and answers. Only the event loop changes them, and any thread may read them."""
+    """Counters of requests and answers. Any thread may read the counters, but only the event loop may change them."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -103,7 +103,7 @@ class Gateway:
         self.reader = Reader(settings, vocabulary)
         self.encoders = encoders
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
-        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # one ninth is for the backlog
+        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the rest is for the backlog
         self.repeated_log = repeated_log
         self.dispatcher = Dispatcher(
             client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket
@@ -112,7 +112,7 @@ class Gateway:
         self.callers.on_revoked = self.dispatcher.revoke
         self.certificate = Certificate(settings.gateway, repeated_log) if settings.gateway.tls_certificate else None
         self.named: dict[str, Sequence[int]] = {}
-        """The ids on the bus of each open answer's requests, by the answer's id as chosen by the client."""
+        """Maps an id that a client chose for an open answer to the ids of the answer's requests on the bus."""
         self.adapter_folders: dict[str, str] = {}
         """Folders of the LoRA adapters that were loaded through this gateway, by the adapters' names."""
         self.status = StatusCache(client, settings.gateway.bus_timeout_ms)
@@ -198,7 +198,7 @@ class Gateway:
         return {"kv_cache_usage_perc": max(self.cache_usage.values(), default=0.0), "num_requests_waiting": waiting}
 
     async def why_not_ready(self) -> list[str]:
-        """Return the reasons why no worker would accept a request, or an empty list if a worker would."""
+        """Return the reasons why no worker would accept a request, or an empty list if the gateway is ready."""
         if self.dispatcher.is_draining:
             return ["it is stopping"]
         if not self.client.is_connected:
@@ -258,7 +258,7 @@ async def gateway_of(settings: Settings) -> AsyncIterator[Gateway]:
             gateway.dispatching = dispatching = asyncio.create_task(gateway.dispatcher.run())
             learning = asyncio.create_task(gateway.keep_learning())
             try:
-                # Let the dispatcher open the client's steps, which must happen before requests are submitted.
+                # Let the dispatcher run once, because it must open the client's steps before requests are submitted.
                 await asyncio.sleep(0)
                 yield gateway
             finally:

@@ -1,4 +1,4 @@
-"""Writers of a choice's JSON members, except its text: logprobs in the form of each API, token ids and columns."""
+"""Writers of the JSON members of a choice except its text: logprobs in each API's format, token ids and columns."""
 
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from tokenbus.gateway.vocabulary import Tables, Vocabulary
 from tokenbus_contracts import PromptScores
 
 Piece = tuple[bytes | memoryview, ...]
-"""The elements that a row, or a part of a prompt, adds to each list of a member. An empty piece adds none."""
+"""Elements of a row, or of a part of a prompt, for each list of a JSON member. An empty piece adds no elements."""
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
@@ -35,7 +35,7 @@ Written = bytes | bytearray
 
 
 class MemberWriter(Protocol):
-    """Writes one JSON member of a choice, which is one list or several lists, from the pieces of its rows."""
+    """Writes one JSON member of a choice from the pieces of its rows. The member has one list or several lists."""
 
     name: bytes
     form: bytes = b"[%b]"
@@ -48,7 +48,7 @@ class MemberWriter(Protocol):
         return ()
 
     def echo(self, prompt: Sequence[int], scores: PromptScores | None, vocabulary: Vocabulary) -> Iterable[Piece]:  # noqa: ARG002
-        """Return the pieces of an echoed prompt, computed when they are read. By default there are none."""
+        """Return the pieces of an echoed prompt, computed when they are read. The default has no pieces."""
         return ()
 
     def joined(self, piece: Piece) -> bytes:
@@ -157,7 +157,7 @@ class Lists(MemberWriter):
         tops = []
         for token_id, logprob in zip(ids, logprobs, strict=True):
             key, others = keys[token_id], pairs[at : at + 2 * top_k]
-            # The token has the same name in both lists.
+            # Name the token here as in the list of tokens.
             members = [_EMPTY_KEY if texts[token_id] == _EMPTY else key, logprob]
             for other, value in zip(others[0::2], others[1::2], strict=True):
                 if other != key:
@@ -300,7 +300,7 @@ def _in_base64(parts: Iterable[bytearray]) -> Iterator[bytes]:
 def prompt_logprobs(scores: PromptScores, vocabulary: Vocabulary) -> Iterator[bytes]:
     """Yield the elements of vLLM's `prompt_logprobs`, some tokens of the prompt at a time.
 
-    The element of an unscored token is null. The element of a scored token has logprob, rank and text, by token id.
+    An unscored token gives null. A scored token gives an object that maps token ids to logprob, rank and text.
     """
     yield b",".join([b"null"] * scores.position)
     entry = b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}'
@@ -338,7 +338,7 @@ def _echoed(prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary,
 
 
 def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tuple[int, bytes]]]]]:
-    """Yield lists of positions. A position has the token, its logprob, its rank and its alternatives."""
+    """Yield the scored positions in lists. A position has the token, its logprob, its rank and its alternatives."""
     width = scores.alternative_logprobs.shape[1]
     at_once = max(1, _MOST_VALUES // (_VALUES_OF_POSITION + width))
     for begin in range(0, scores.token_ids.size, at_once):
@@ -353,9 +353,9 @@ def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tu
 def _given(
     step: RenderedStep, row: int, count: int, table: Mapping[int, bytes]
 ) -> list[list[tuple[bytes, bytes]] | None]:
-    """Return, for each token of the row, the table values and the logprobs of the tokens that the request chose.
+    """Return the logprobs of the request's chosen tokens for each token of a row. `table` names the chosen tokens.
 
-    The values are None if the worker dropped the extras.
+    The entry for a token of the row is None if the worker dropped the extras.
     """
     ids = step.ids[step.begins[row] :]
     found: list[list[tuple[bytes, bytes]] | None] = []

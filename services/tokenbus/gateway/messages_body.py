@@ -17,7 +17,7 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "prompt": "messages",
 }
-"""Names of this body's fields by the names of a chat's fields, if the names differ."""
+"""Maps a chat's field to the field of this body with another name."""
 _BILLING = "x-anthropic-billing-header"
 """The beginning of a text that Claude Code adds to the system prompt and changes in every request.
 

@@ -140,7 +140,7 @@ def _ending(end: Ending | None, *, has_calls: bool) -> dict[str, str | None]:
 def _tool_uses(calls: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        with suppress(ValueError):  # the answer ended within the arguments
+        with suppress(ValueError):  # the answer ended before the end of the arguments
             yield {"type": "tool_use", "id": _new_id(), "name": name, "input": orjson.loads(arguments)}
 
 

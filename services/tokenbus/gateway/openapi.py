@@ -1,4 +1,4 @@
-"""The OpenAPI document. Request bodies come from the types that check them, routes and answers from this module."""
+"""The OpenAPI document. Types that check request bodies also describe them. This module describes everything else."""
 
 from importlib.metadata import version
 from typing import Any

@@ -15,7 +15,7 @@ _MEMBERS = {
     "grammar": ("grammar", "text"),
     "structural_tag": ("structural_tag", "tag"),
 }
-"""The contract's member, and the member's text field, for each form of output that a body can name."""
+"""Maps a form of output in a body to the contract's member, and to the field in the member that has the text."""
 _OF_JSON = ("json", "structural_tag")
 _PARTS_OF_TAGS = ("format", "structures", "triggers")
 _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -101,7 +101,7 @@ class AutoCalls(NamedTuple):
 
 
 def auto_calls(body: bodies.Chat, parser: str) -> AutoCalls | None:
-    """Return how to find calls in an output, or None if the output has no calls or must be a call."""
+    """Return the way to find calls within a text, or None if the output has no calls or is itself a call."""
     if not parser or not body.tools or body.tool_choice not in (None, "auto"):
         return None
     return AutoCalls(parser, body.parallel_tool_calls is False)

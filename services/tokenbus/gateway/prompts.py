@@ -18,7 +18,7 @@ T = TypeVar("T")
 Prompt = str | list[int]
 """A text or token ids."""
 _MAX_PROMPTS_SHARE = 4
-"""Bound of the tokens of all prompts, each counted `n` times, as a multiple of gateway.max_prompt_tokens."""
+"""All prompts together, each counted `n` times, may have this multiple of gateway.max_prompt_tokens."""
 _MAX_VARIABLES_BYTES = 65_536
 _RESERVED = frozenset({
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
@@ -33,10 +33,10 @@ class Cut(NamedTuple):
 
     most: int
     side: str | None
-    """The side that loses tokens, `left` or `right`. None means the left side of the text after the special tokens."""
+    """The side that loses tokens, `left` or `right`. None is like `left`, but keeps special tokens before the text."""
 
     def of(self, ids: list[T], text_begins: int = 0) -> list[T]:
-        """Return the kept tokens, or their places, of a prompt whose text begins at the index `text_begins`."""
+        """Cut a list with one value for each token of a prompt. The prompt's text begins at the index `text_begins`."""
         excess = len(ids) - self.most
         if excess <= 0:
             return ids
@@ -92,7 +92,7 @@ class PromptEncoder:
         return None if found is None else self._cut(found[1], str(prompt), found[0], cut, adds_special=adds_special)
 
     def _cut(self, values: list[T], text: str, ids: list[int], cut: Cut | None, *, adds_special: bool) -> list[T]:
-        """Cut a list of values, one for each token of a text."""
+        """Cut a list that has one value for each token of a text."""
         if cut is None or len(ids) <= cut.most:
             return values
         return cut.of(values, _begin_of(self._vocabulary.encode_chat(text), ids) if adds_special else 0)
@@ -168,7 +168,7 @@ def variables_of(body: Chat | Tokenization, template: "ChatTemplate | None" = No
         json_text("chat_template_kwargs", variables, _MAX_VARIABLES_BYTES)
     documents = {} if body.documents is None else {"documents": body.documents}
     effort = body.reasoning_effort if isinstance(body, Chat) else None
-    if effort is not None:  # as in vLLM, another variable enables thinking
+    if effort is not None:  # as in vLLM, also set the variable that enables thinking
         variables = {"enable_thinking": effort != "none", **variables, "reasoning_effort": effort}
     return {**variables, **documents, "add_generation_prompt": body.add_generation_prompt}
 

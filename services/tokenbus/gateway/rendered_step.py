@@ -90,7 +90,7 @@ class RenderedStep:
 
     @cached_property
     def all_begins(self) -> Begins:
-        """Three arrays with the start of each row's tokens, logprobs and alternatives, and with the last row's end."""
+        """Three arrays of offsets, where each row's tokens, logprobs and alternatives begin, and a final end."""
         batch = self.batch
         begins = np.zeros((3, batch.row_count + 1), np.int64)
         scored = batch.token_counts * (batch.scorings != Scoring.NONE)
@@ -134,7 +134,7 @@ class RenderedStep:
         first = begins[block]
         written = self._alternatives.get((block, id(table)))
         if written is None:
-            if self.waiting:  # rows may wait long, so render only the wanted row
+            if self.waiting:  # rows may wait long, so render only this row
                 return self._pairs(begins[row], begins[row + 1], table)
             last = begins[min(block + _BLOCK_ROWS, len(self.counts))]
             written = self._alternatives[block, id(table)] = self._pairs(first, last, table)
@@ -181,7 +181,7 @@ class RenderedStep:
 
 
 class WaitingRow:
-    """A row that waits for a turn, given by its step and its number in the step."""
+    """A row that waits to be delivered: a step, and the index of the row in the step."""
 
     __slots__ = ("row", "step")
 

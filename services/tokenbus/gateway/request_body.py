@@ -22,11 +22,11 @@ from tokenbus.settings.errors import shown
 
 B = TypeVar("B", bound=bodies.Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
-"""Number of bytes of a too large body that are read, because clients see the answer only after writing the body."""
+"""Number of bytes that are read of a body that is too large. Clients read the error only after sending the body."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
 _MOST_SHOWN = 8
 _MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256
-"""The contract's bounds, in bytes, of a stop text, and of a bad word or a cache salt."""
+"""The contract's limit of a stop text, and the limit of a bad word or a cache salt, both in bytes."""
 
 
 async def read_body(request: Request, settings: GatewaySettings, held: HeldBody) -> bytearray:

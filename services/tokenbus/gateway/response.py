@@ -180,7 +180,7 @@ class AnswerResponse(Response):
 
 
 class LongResponse(Response):
-    """Sends a long answer in pieces as the client reads. The answer counts like a request body."""
+    """Sends a long answer in pieces as the client reads. The bytes count towards the bound of request bodies."""
 
     def __init__(self, data: bytes, who: str, gateway: Gateway) -> None:
         super().__init__(media_type=JSON)

@@ -21,7 +21,7 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "reasoning_effort": "reasoning.effort",
 }
-"""Names of this body's fields by the names of a chat's fields, if the names differ."""
+"""Maps a chat's field to the field of this body with another name."""
 _LOGPROBS, _NEAR = "message.output_text.logprobs", 0.85
 """The value that asks for logprobs, and the minimum similarity (difflib's ratio) of a misspelled value."""
 _Kind = Literal["function"]

@@ -62,7 +62,7 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
     "/inference/v1/generate": ("generation", GenerateFormat),
     "/inspect": ("inspection", InspectorFormat),
 }
-"""The reader's method for a route's bodies and the format of the route's answers, by path."""
+"""Maps a path to the reader's method for the body, and to the format of the answer."""
 _UNWATCHED_SECONDS = 0.05
 """Time, in seconds, before the gateway watches for a disconnect. Most texts are encoded within that time."""
 _IDS = 2**64
@@ -84,9 +84,9 @@ class Routes:
         self._began = int(time.time())
         self._limiter = AdmissionLimiter(_ADMITTED_AT_ONCE)
         self._quick_bytes = _OF_MODEL_BYTES if gateway.vocabulary.is_of_model else SHORT_BYTES
-        """Maximum number of bytes of a body that is read in this process, which takes no longer than a step's rows.
+        """Bodies up to this size are read in this process, which takes no longer than writing the rows of a step.
 
-        `_may_take_long` has the exceptions.
+        `_may_take_long` finds short bodies that are exceptions.
         """
 
     def app(self) -> ASGIApp:
@@ -184,7 +184,7 @@ class Routes:
 
     def _may_take_long(self, value: object) -> bool:
         """Return whether even a short body may take long, because a template may loop over the body's variables."""
-        if self._gateway.reader.bridge is not None:  # the last turn may be long
+        if self._gateway.reader.bridge is not None:  # reading includes the last turn, which may be long
             return True
         return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
 

@@ -27,7 +27,7 @@ _LARGEST_BUFFER = 2**30
 _KERNEL_SHARE = 8
 """Ratio of gateway.stream_buffer_bytes to the requested size of a socket's send buffer, which the kernel doubles."""
 LAST_SECONDS = 5
-"""Number of seconds that clients have at the end to read ended answers."""
+"""Number of seconds at shutdown for clients to read the ends of their answers."""
 
 
 class _Server(uvicorn.Server):
@@ -121,7 +121,7 @@ async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
     if settings.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
         raise SettingsError("gateway.reuse_port", "false if the system has no SO_REUSEPORT", actual=True)
     listening, address = await listen("gateway.address", settings.address, reuse_port=settings.reuse_port)
-    # By default the kernel buffers megabytes, which the gateway does not count, for a client that does not read.
+    # Limit the kernel's buffer for a client that does not read: the default is megabytes that nothing counts.
     room = min(settings.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     return listening, address

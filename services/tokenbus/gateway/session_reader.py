@@ -19,7 +19,7 @@ from tokenbus.settings.errors import shown
 MOST_SECONDS = 30.0
 """Time limit, in seconds, of a read of the whole log."""
 _TOKEN_BYTES = 11
-"""Minimum number of bytes of a token with its values in an answer."""
+"""Minimum size, in bytes, of one token with its values in an answer."""
 _log = logger("gateway")
 
 

@@ -33,7 +33,7 @@ class StreamedAnswer(Answer):
     is_streamed = True
     _held = 0
     _kept = 0
-    """The number of bytes of the format's `kept` that the queue has counted."""
+    """The value of the format's `kept` when the queue last counted these bytes."""
 
     def begin(self, close: Callable[[], None]) -> None:
         super().begin(close)

@@ -9,11 +9,11 @@ REPLACEMENT = "\ufffd"
 
 
 class Stopping(NamedTuple):
-    """The stop texts of a request, and how they apply."""
+    """The stop texts of a request, and the rules for applying them."""
 
     texts: Sequence[str] = ()
     min_tokens: int = 0
-    """Number of tokens at the beginning in which stop texts do not end the request."""
+    """Number of tokens at the beginning of an answer in which stop texts are ignored."""
     is_included: bool = False
     shows_special: bool = False
 
@@ -56,7 +56,7 @@ class RunningText:
     def add_until_stop(self, pieces: Iterable[bytes]) -> tuple[str, int]:
         """Add tokens until a stop text is complete. Return the text and the number of added tokens.
 
-        `add` would return the same text for the tokens' joined bytes.
+        The text is the same as if `add` received the bytes of these tokens at once.
         """
         texts, taken = [], 0
         for piece in pieces:

@@ -37,7 +37,7 @@ class Certificate:
         files = self._settings.tls_certificate, self._settings.tls_key
         # Try the files in a new context first, because a failure would leave a context useless.
         for context in (_context(), self.context):
-            context.load_cert_chain(*files, password=lambda: "")  # else OpenSSL asks on the terminal
+            context.load_cert_chain(*files, password=lambda: "")  # else OpenSSL prompts for a password
 
 
 def _context() -> ssl.SSLContext:

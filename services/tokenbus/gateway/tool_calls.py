@@ -34,7 +34,7 @@ class _Writer(ABC):
         """Add the next text of a stream. Return the content and the calls that are now certain."""
 
     def delta(self, text: str, *, is_last: bool = False) -> bytes:
-        """Add the next text of a stream. Return its `delta`, which is an empty object if nothing is certain."""
+        """Add the next text of a stream. Return the `delta` of its event, or an empty object if nothing is certain."""
         content, calls = self.take(text, is_last=is_last)
         delta: dict[str, Any] = {"content": content} if content else {}
         if calls:

@@ -21,7 +21,7 @@ NOT_OFFERED = frozenset({
 MOST_UNKNOWN = 64
 """Maximum number of different unknown fields in a body. Each unknown field is compared with all known fields."""
 _LOGPROBS = ("logprobs", "toplogprobs")
-"""Fields about logprobs, for which a lower similarity is enough to refuse an unknown name."""
+"""Fields about logprobs. An unknown name is refused even if its similarity to such a field is low."""
 _MAX_NAME = 64
 _NEAR, _LESS_NEAR = 0.85, 0.75
 """Minimum similarity as difflib's ratio: about one wrong letter in a short name, or two in a long name."""
@@ -44,12 +44,12 @@ class _Search:
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
         self._checked: set[tuple[type, str, str]] = set()
-        """The type, the path and the unknown field of each check, so that items of a list are checked only once."""
+        """Checks that were made, each with a type, a path and an unknown field. No check is repeated in a list."""
 
     def look(self, body: Struct, given: dict[str, Any], where: str, path: str, *, is_option: bool) -> None:
         """Check an object and the objects within it. `path` is `where` without indices.
 
-        More unknown fields are ignored in the items of a list, which are parts of a conversation and not options.
+        Without `is_option`, fewer unknown fields are refused. Items of a list are parts of a conversation, not options.
         """
         kind = type(body)
         known, of_objects = _fields_of(kind)

@@ -55,7 +55,7 @@ def converted(value: Any, kind: Any, where: str = "") -> Any:  # noqa: ANN401
     missing = _MISSING.fullmatch(limit)
     if missing is not None:
         raise invalid(f"{where}.{missing[1]}".removeprefix("."), "required, got nothing")
-    if limit.startswith(("Invalid enum value", "Invalid value")):  # the second form is for tags of unions
+    if limit.startswith(("Invalid enum value", "Invalid value")):  # msgspec says "Invalid value" for tags of unions
         limit = "one of " + ", ".join(map(repr, dict.fromkeys(_texts(kind, _STEP.findall(path)))))
     got = f"a length of {len(value)}" if " of length " in limit else shown(value)
     raise invalid(where, f"{limit.partition(', got ')[0].replace('`', '').replace('Expected', 'expected')}, got {got}")

@@ -37,7 +37,7 @@ class Numbers:
 
 
 class Tables(NamedTuple):
-    """The JSON of token ids in the places of an answer."""
+    """Tables with the JSON of each token for the different parts of an answer, by token id."""
 
     texts: Mapping[int, bytes]
     keys: Mapping[int, bytes]
@@ -75,11 +75,11 @@ class Vocabulary:
         self.texts = _Table(
             lambda token_id: self.names[token_id] if self.pieces[token_id] or self._special(token_id) else b'""', size
         )
-        """Each token for the list of tokens: the name, or an empty string if the token has no text and no name."""
+        """JSON of each token in the list of tokens: the name, or an empty string for a token without text and name."""
         self.keys = _Table(lambda token_id: b",%b:" % self.names[token_id], size)
         """The name of each token as a key within an object, between a comma and a colon."""
         self.entries = _Table(lambda token_id: _entry(self.names[token_id], self.pieces[token_id]), size)
-        """Each token in the logprobs of a chat: the end of the previous object, and this object up to the logprob."""
+        """JSON before each token's logprob in a chat: the end of the previous object, and the beginning of the next."""
         self.numbers = _Table(lambda token_id: b"%d" % token_id, 0)
         self.tables = Tables(self.texts, self.keys, self.entries)
         self.id_tables = Tables(
@@ -94,7 +94,7 @@ class Vocabulary:
         self.entry_fragments = Fragments(size, lambda token_id: (self.entries.made(token_id), False), Form.CONTENT)
         self.text_fragments = Fragments(size, lambda token_id: _text(self.pieces[token_id]), Form.NONE)
         self.text_characters = np.zeros(size, np.int32)
-        """Number of characters that begin in each token, for tokens with a text fragment."""
+        """Number of characters that begin in each token. Only tokens with a text fragment have a number."""
         self.characters = _Table(lambda token_id: _characters(self.pieces[token_id]), size)
         self.special_characters = _Table(lambda token_id: _characters(self.special_pieces[token_id]), size)
         """Number of characters that begin in each token if special tokens are shown by name."""

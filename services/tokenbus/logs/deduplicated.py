@@ -8,7 +8,7 @@ from tokenbus.logs.values import safe
 
 _MS = 1000
 _TOGETHER = object()
-"""The key for all events whose keys exceed `most`."""
+"""The key that events with new keys share while `most` other keys are tracked."""
 
 
 @dataclass(slots=True)
@@ -23,9 +23,9 @@ class _Repetition:
 class DeduplicatedLog:
     """Logs the first event of each key, counts the repetitions, and logs a summary after the last repetition.
 
-    The repetitions end by a call of `end`, or after `quiet_ms` without a repetition. The owner must call `expire`
-    regularly to check that time. At most `most` keys are tracked. Further keys are counted together, so that peers
-    cannot flood the log with new keys.
+    The repetitions end when `end` is called, or after `quiet_ms` without a repetition. The owner must call `expire`
+    regularly, because `expire` checks this time. At most `most` keys are tracked. Further keys are counted together, so
+    that peers cannot flood the log with new keys.
     """
 
     def __init__(self, *, quiet_ms: int = 10_000, most: int = 1024, now: Callable[[], float] = time.monotonic) -> None:

@@ -21,7 +21,7 @@ _OTHERS = sorted({*range(256)}.difference(_ALPHABET))
 _BYTES_OF_CHARACTERS = dict.fromkeys(_OTHERS, sys.maxunicode) | dict(
     zip(_ALPHABET[-len(_OTHERS) :], _OTHERS, strict=True)
 )
-"""The alphabet of byte-level BPE. Printable bytes stand for themselves, and characters above U+00FF for other bytes."""
+"""The alphabet of byte-level BPE. Printable bytes stand for themselves. Characters above U+00FF encode other bytes."""
 
 
 class ModelTokenizer:
@@ -121,7 +121,7 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
 
 
 def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield each token with the text that the library decodes for this token after another token."""
+    """Yield each token with its text, which the library decodes after the token `before`."""
     start = len(tokenizer.decode([before]))
     for begin in range(0, len(token_ids), _DECODED_AT_ONCE):
         some = token_ids[begin : begin + _DECODED_AT_ONCE]

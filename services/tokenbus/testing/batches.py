@@ -30,11 +30,11 @@ class RowShape(NamedTuple):
     scoring: Scoring = Scoring.FULL
     top_k: int = 0
     stop: int = 0
-    """With FINISHED_STOP, the number of the stop that ended the request, or 0 for none."""
+    """The number of the stop that ended a request with FINISHED_STOP, or 0 for none."""
     drafted: int | None = None
-    """The number of verified draft tokens, or None for 0 or 1 depending on the id."""
+    """The number of verified draft tokens. None means 0 or 1, depending on the id."""
     proposals: int | None = None
-    """The number of proposed draft tokens, or None for up to 2 depending on the id and the status."""
+    """The number of proposed draft tokens. None means 0 to 2, depending on the id and the status."""
 
 
 def row_shapes(

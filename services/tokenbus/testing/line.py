@@ -70,7 +70,7 @@ class Line:
     # The interface of a transport.
 
     async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> Listener:
-        """Listen at an address, unaffected by the faults of this line."""
+        """Listen at an address. The faults of this connection do not apply."""
         return await self._transport.listen(address, refused)
 
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:

@@ -42,16 +42,16 @@ class Answer:
     entropies: Sequence[float] | float = 1.0
     """The entropy at each token, or one value for all tokens."""
     given_logprobs: Sequence[Mapping[int, float]] | Mapping[int, float] = field(default_factory=dict)
-    """The logprobs for `logprob_token_ids`, one mapping per token or one for all tokens. Other ids have -10."""
+    """The logprobs for `logprob_token_ids`, one mapping per token or one for all tokens. Missing ids get -10."""
     masks: Sequence[Sequence[int]] | None = None
     """The ids that sampling could choose for each token, or None for only the token itself."""
     tokens_per_step: int = 1
     drafts: Sequence[Sequence[Alternative]] = ()
-    """The draft model's proposals with logprobs for each step. Only requests that ask for drafts get them."""
+    """The draft model's proposals with logprobs for each step. Only requests that ask for drafts get proposals."""
     status: RowStatus = RowStatus.FINISHED_STOP
     """The final status, FINISHED_STOP or FINISHED_LENGTH. For errors, use `fails_after`."""
     fails_after: int | None = None
-    """The number of tokens after which a step fails because of this request and ends it, or None."""
+    """The number of tokens after which a step ends this request with an error, or None."""
     breaks_after: int | None = None
     """The number of tokens after which the engine breaks, or None. All requests and the worker then end."""
     error: str = "as the script demands"

@@ -21,7 +21,7 @@ _QUIET_TURNS = 30
 """Number of turns of the event loop without messages and steps after which the bus counts as idle."""
 _MOST_TURNS = 500
 _MOST_TURNS_A_TICK = 100
-"""Maximum number of turns of the event loop between two movements of the clock."""
+"""Maximum number of turns of the event loop before the clock moves again."""
 _TICKS = 10
 """Number of clock steps per heartbeat interval. Longer steps would look like a stalled process."""
 _numbers = count(1)
@@ -179,7 +179,7 @@ class Bus:
         return client
 
     def line(self, client: Client) -> Line:
-        """Return the line of a client. The line of a worker is `Worker.line`."""
+        """Return the connection of a client. `Worker.line` is the connection of a worker."""
         if client not in self._clients:
             raise ValueError("client: not a client of this bus, or lost")
         return self._clients[client]

@@ -44,9 +44,9 @@ class Form(IntEnum):
     CONTENT = 1
     """The form of chats: a list of objects."""
     NONE = 2
-    """No logprobs. Only streams use this form."""
+    """The form without logprobs, which only streams use."""
     OWN = 3
-    """LISTS with the token itself as the only alternative. Only streams use this form."""
+    """The form LISTS with the token itself as the only alternative, which only streams use."""
 
 
 Begins = npt.NDArray[np.int64]
@@ -80,9 +80,9 @@ def available() -> bool:
 
 
 class Fragments:
-    """Holds a fragment for each token id: the JSON of the text, or the JSON before the logprob.
+    """Holds a fragment of JSON for each token id: the token's text, or the part of an entry before the logprob.
 
-    `make` returns a fragment, and whether the token has no text by itself. Such a fragment must not be empty.
+    `make` returns a fragment, and whether the token has no text by itself. In this case the fragment must not be empty.
     """
 
     def __init__(self, size: int, make: Callable[[int], tuple[bytes, bool]], form: Form) -> None:
@@ -141,7 +141,7 @@ class Fragments:
 class Columns:
     """The addresses of the columns of a batch.
 
-    `begins` has three arrays with the start of each row's tokens, logprobs and alternatives, and the last row's end.
+    `begins` has three arrays of offsets, where each row's tokens, logprobs and alternatives begin, and a final end.
     """
 
     def __init__(self, batch: LogprobBatch, begins: Begins) -> None:
@@ -150,7 +150,7 @@ class Columns:
         self._all_begins = begins
         self._begins, scored_begins, self._alternative_begins = begins
         self.are_scored = bool(scored_begins[-1] == self._begins[-1])
-        """Whether all rows have logprobs, which gives tokens and ranks the same indexes."""
+        """Whether all rows have logprobs, so that a token and its rank have the same index."""
         self._rows = [np.ascontiguousarray(each) for each in (batch.request_ids, batch.statuses, batch.scorings)]
 
     def step(self) -> Step:
