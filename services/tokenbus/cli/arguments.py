@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
     """The name of the list of positional arguments."""
 
     given: Sequence[str] = ()
-    """The unparsed command line, for commands whose options depend on the value of another option."""
+    """The unparsed command line. Some commands read the value of one option before they declare other options."""
     keeps_rest = False
     """Whether the arguments after `--` are returned unparsed in `options.rest`."""
     _has_actions = False

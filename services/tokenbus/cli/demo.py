@@ -48,7 +48,7 @@ _WORKER, _WORKER_TOKENS = "mixed-0", 300
 _ALL_TOKENS = 5000
 """Total number of tokens after which the processor is killed. At that time, most requests are open."""
 _STEPS_PER_SECOND = 60
-"""The speed of a large model. At full speed, the engine would finish before the kills."""
+"""The workers are as slow as a large model. At full speed, the engine would finish before the kills."""
 _LOOK_SECONDS = 0.01
 _MOST_SECONDS = 120.0
 _INTERRUPTED = 130

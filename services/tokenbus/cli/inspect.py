@@ -31,7 +31,7 @@ examples:
 _BUFFERED_TOKENS = 1 << 20
 _MOST_TOKENS = 1 << 26
 _MOST_LOG_RATIO = 80.0
-"""Maximum log ratio, because the mean would overflow with larger ratios."""
+"""Larger log ratios are replaced by this maximum, because their mean would overflow."""
 
 Array = npt.NDArray[Any]
 

@@ -46,7 +46,7 @@ class Visitor:
 
     caller: Caller
     is_known: bool
-    """Whether the client has a key or is on this machine. Other clients see no details."""
+    """Whether the client has a key or is on this machine. Other clients see no details of the gateway's health."""
 
 
 def visitor_of(scope: Scope) -> Visitor:

@@ -26,7 +26,7 @@ JSON = "application/json"
 _STOPPED, _UNRECOVERABLE = int(RowStatus.FINISHED_STOP), int(RowStatus.UNRECOVERABLE)
 _REASONS = {_STOPPED: "stop", int(RowStatus.FINISHED_LENGTH): "length", int(RowStatus.ABORTED): "abort"}
 _LEAST_ROOM, _MOST_ROOM = 2**11, 2**13
-"""Minimum and maximum number of bytes charged to a choice in advance. Until they are used up, rows are not counted."""
+"""Minimum and maximum number of bytes charged to a choice in advance. New rows first use up the charged bytes."""
 _TURN_BYTES = 2**18
 """Number of bytes of an answer that are written before other tasks run."""
 
@@ -97,7 +97,7 @@ class Format(Protocol):
 class Answer(ABC):
     """One HTTP response in the format of an API: its choices, its send queue and its error.
 
-    Subclasses add to the queue when the choices receive rows.
+    Subclasses add bytes to the send queue when the choices receive rows.
     """
 
     content_type: str
@@ -158,7 +158,7 @@ class Answer(ABC):
         self.queue.put(data, produced_at_ns)
 
     def end(self, error: ApiError) -> None:
-        """End with an error, whose field is named as in the client's body. Later calls have no effect.
+        """End with an error, which names its field as the client's body does. Later calls have no effect.
 
         The error becomes the HTTP response if the answer has not begun, and otherwise an event of the stream.
         """
@@ -209,7 +209,7 @@ class Choice:
         self.index = index
         # In a session, use a stream without a form, so that this choice receives all rows and can record the ids.
         self.stream = EventStream() if request.conversation else form.stream(index)
-        """The state of the choice's stream, which the event writer shares."""
+        """The state of the choice's stream, which the event writer also reads and changes."""
         self.writers = form.writers(self.stream)
         self.reason: str | None = None
         self.ending: Ending | None = None

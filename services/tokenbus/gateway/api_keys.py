@@ -52,7 +52,7 @@ class ApiKey:
     concurrent: int | None = None
     """Maximum number of open requests, or None for gateway.max_requests times gateway.key_share."""
     origins: tuple[str, ...] = ()
-    """Origins of the web pages that may use the key, or empty for gateway.origins."""
+    """Origins of the web pages that may use the key. If empty, gateway.origins applies."""
     operator: bool = False
 
     def __post_init__(self) -> None:

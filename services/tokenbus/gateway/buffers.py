@@ -151,7 +151,7 @@ class Collected:
 
 
 def collect(lists: Iterable[Collected], pieces: Iterable[bytes | memoryview]) -> int:
-    """Copy a separator and one piece to each list. Return the number of copied bytes."""
+    """Append one piece to each list, after a separator if the list has pieces. Return the number of copied bytes."""
     size = 0
     for list_, data in zip(lists, pieces, strict=False):
         if data:

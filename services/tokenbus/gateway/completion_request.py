@@ -93,12 +93,12 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     scores_once: bool = False
     """Whether the prompt is scored for the first choice only. The answer shows the scores of the prompt once."""
     name: str = ""
-    """The id that the client chose for the answer. If empty, the first request's id on the bus names the answer."""
+    """The id that the client chose for the answer. If empty, the answer has the id of its first request on the bus."""
     session: str = ""
     conversation: bytes = b""
     """The digest of a session's chat if the next turn may be bridged, or else empty."""
     bridging: str = ""
-    """Whether the prompt continues the session's last turn: a `BridgedPrompt.result`."""
+    """The value of `BridgedPrompt.result`, which says whether the prompt continues the session's last turn."""
     is_chat: bool = False
     wants_text: bool = True
     forced: output_form.ForcedCall | None = None
@@ -540,7 +540,7 @@ class Reader:
         return request
 
     def _check_copies(self, request: CompletionRequest) -> None:
-        """Raise an ApiError if a field is too large to be sent to the workers once per choice."""
+        """Raise an ApiError if a field is too large, because each choice sends a copy of the field to a worker."""
         most, choices = _COPY_BYTES * self._settings.max_prompt_tokens, request.choices
         parameters = {f"sampling.{name}": value for name, value in request.sampling.items()}
         parameters |= {f"token_scoring.{name}": value for name, value in request.token_scoring.items()}

@@ -200,7 +200,7 @@ class Connection(HttpToolsProtocol):
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # the same setting as in uvicorn
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets its own parser
         self._parse(b"".join([line, *headers, b"\r\n", rest]))
 
     def _has_host(self) -> bool:

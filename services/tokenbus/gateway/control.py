@@ -125,7 +125,7 @@ class ControlRoutes:
         return {"status": "aborted"}
 
     async def _load_adapter(self, operator: Operator, arguments: _Arguments) -> object:
-        fields = ("name", "src") if "name" in arguments else ("lora_name", "lora_path")  # SageMaker's, vLLM's
+        fields = ("name", "src") if "name" in arguments else ("lora_name", "lora_path")  # SageMaker's or vLLM's names
         name, folder = (_text(arguments, field) for field in fields)
         try:
             await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))

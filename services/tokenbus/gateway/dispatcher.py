@@ -234,7 +234,7 @@ class Dispatcher:
     def _deliver_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
         """Deliver the rows of a request that the event writer left to Python.
 
-        If the answer has used up its slice of time, the rows that Python must write wait.
+        If the answer has used up its slice of time, the first row that Python must write waits, with all later rows.
         """
         queue, stream, share, began = one.answer.queue, one.choice.stream, one.share, monotonic()
         if share.turn != self._turn_began:

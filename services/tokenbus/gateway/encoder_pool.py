@@ -73,7 +73,7 @@ class _EndedError(Exception):
 
     @property
     def why(self) -> str:
-        """The reason for the encoder's end: the exceeded bound, `time` or `memory`, or else `killed`."""
+        """The reason why the encoder ended: `time` or `memory` if a bound was exceeded, or else `killed`."""
         if self.status in {None, 0, -signal.SIGKILL}:
             return "killed"
         return "time" if self.status == -signal.SIGPROF else "memory"

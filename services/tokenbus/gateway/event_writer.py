@@ -60,7 +60,7 @@ class _State(ctypes.Structure):
 
 
 class _Found(ctypes.Structure):
-    """The reason why the renderer stopped, and the number of rows that it left to Python."""
+    """The reason why the renderer stopped, and the number of rows that the renderer left to Python."""
 
     _fields_ = (("fault", ctypes.c_int32), ("rows", ctypes.c_int32))
 

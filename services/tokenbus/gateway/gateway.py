@@ -238,7 +238,7 @@ class Gateway:
         return own != other and 0 not in {own, other}
 
     def _difference(self, status: ProcessorStatus) -> str:
-        """Return a text that some worker's tokenizer encodes differently, with a remedy, or an empty text."""
+        """Return a phrase with a text that a worker's tokenizer encodes differently, and a remedy, or an empty text."""
         for worker in filter(self._differs, status.workers):
             text = first_difference(self.vocabulary.probes, worker.tokenizer_probes)
             if text is not None:

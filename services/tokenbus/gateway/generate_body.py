@@ -46,7 +46,7 @@ FIELDS: Mapping[str, str] = {
     "response_format": "sampling_params.structured_outputs",
     "vllm_xargs": "sampling_params.extra_args",
 }
-"""Maps a completion's field to the field of this body with another name."""
+"""Maps a field name of completions to the different name of the same field in this body."""
 _BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "session_id", "request_id", *TOKEN_SCORING)
 _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 

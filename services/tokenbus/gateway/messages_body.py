@@ -17,7 +17,7 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "prompt": "messages",
 }
-"""Maps a chat's field to the field of this body with another name."""
+"""Maps a field name of chats to the different name of the same field in this body."""
 _BILLING = "x-anthropic-billing-header"
 """The beginning of a text that Claude Code adds to the system prompt and changes in every request.
 

@@ -24,7 +24,7 @@ _RESERVED = frozenset({
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
     *("chat_template", "tokenize"),
 })  # fmt: skip
-"""Names that `chat_template_kwargs` may not contain, because other fields set them or they are no variables."""
+"""Names that `chat_template_kwargs` must not contain. Other fields of the body determine the values of these names."""
 _ROLES = {"system": "System", "developer": "System", "user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 

@@ -85,7 +85,7 @@ class RenderedStep:
 
     @cached_property
     def scored(self) -> list[int]:
-        """Number of tokens with logprobs in each row, which is either zero or the number of tokens."""
+        """Number of tokens with logprobs in each row: zero, or all tokens of the row."""
         return np.diff(self.all_begins[1]).tolist()  # type: ignore[no-any-return]
 
     @cached_property

@@ -22,7 +22,7 @@ from tokenbus.settings.errors import shown
 
 B = TypeVar("B", bound=bodies.Body)
 _MAX_DISCARDED_BYTES = 16 * 2**20
-"""Number of bytes that are read of a body that is too large. Clients read the error only after sending the body."""
+"""Maximum number of bytes to read from a body that is too large. Clients read the error only after sending the body."""
 _ID_DIGITS = re.compile("[0-9]{1,10}")
 _MOST_SHOWN = 8
 _MAX_STOP_BYTES, _MAX_TEXT_BYTES = 4096, 256

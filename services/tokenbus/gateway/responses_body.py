@@ -21,7 +21,7 @@ FIELDS: Mapping[str, str] = {
     "tool_choice.function.name": "tool_choice.name",
     "reasoning_effort": "reasoning.effort",
 }
-"""Maps a chat's field to the field of this body with another name."""
+"""Maps a field name of chats to the different name of the same field in this body."""
 _LOGPROBS, _NEAR = "message.output_text.logprobs", 0.85
 """The value that asks for logprobs, and the minimum similarity (difflib's ratio) of a misspelled value."""
 _Kind = Literal["function"]

@@ -64,7 +64,7 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[CompletionRequest, int], Format]]] =
 }
 """Maps a path to the reader's method for the body, and to the format of the answer."""
 _UNWATCHED_SECONDS = 0.05
-"""Time, in seconds, before the gateway watches for a disconnect. Most texts are encoded within that time."""
+"""Time, in seconds, after which the gateway begins to watch for a disconnect. Most texts are encoded sooner."""
 _IDS = 2**64
 _ADAPTER = b"x-amzn-sagemaker-adapter-identifier"
 _MOST_NAME = 256

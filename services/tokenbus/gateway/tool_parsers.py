@@ -244,7 +244,7 @@ class Pythonic(_OnlyCalls):
             return None
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # warnings about unknown escapes in strings
+                warnings.simplefilter("ignore")  # Python warns about unknown escapes in strings
                 listed = ast.parse(text, mode="eval").body
             return [_python_call(each) for each in listed.elts] or None if isinstance(listed, ast.List) else None
         except _MALFORMED:

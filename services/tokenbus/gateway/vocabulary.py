@@ -187,7 +187,7 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
 
 
 def _name(token_id: int, piece: bytes, special: str) -> bytes:
-    """Return a token's name as JSON: the text, or bytes that are not UTF-8, or `special`, or the id."""
+    """Return a token's name as JSON: the text or the bytes of `piece`. If `piece` is empty: `special`, or the id."""
     try:
         name = piece.decode() or special or f"<|{token_id}|>"
     except UnicodeDecodeError:

@@ -42,7 +42,7 @@ class MessageForm(NamedTuple):
     """
 
     def fit(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages in this form without nulls. The arguments of calls become objects."""
+        """Return messages in the template's form, without null members. The arguments of calls become objects."""
         fitted = [self._fit(message) for message in messages]
         if self.knows_developer or all(message["role"] != "developer" for message in fitted):
             return fitted

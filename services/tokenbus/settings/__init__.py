@@ -55,7 +55,7 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
-        """Raise a SettingsError for sizes that cannot hold one message."""
+        """Raise a SettingsError if a buffer's size is too small for the largest message."""
         most = self.limits.max_message_bytes
         for key in _HOLD_A_MESSAGE:
             value = ENTRIES[key].value_in(self)
@@ -79,8 +79,8 @@ class Settings:
         Overrides take precedence over environment variables, which take precedence over the file and then the defaults.
 
         Variables are named TOKENBUS_<SECTION>_<FIELD>. The file is TOML with a table for each section. By default, the
-        variable TOKENBUS_SETTINGS names the file. Keys of overrides have the form ``section.field``. A value may be a
-        text, as in an environment variable.
+        variable TOKENBUS_SETTINGS names the file. Keys of overrides have the form ``section.field``. Overrides
+        may be texts, as in environment variables.
         """
         found = _collect(file, environment, overrides or {})
         sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}

@@ -11,8 +11,8 @@ _SHORT.maxstring = _SHORT.maxother = 100
 class SettingsError(UsageError, ValueError):
     """A setting is unknown or out of range.
 
-    `key` is the name of the setting, such as ``worker.id``. `where` is the source of the value: a variable, a file with
-    a key, or a key. `limit` says which values are valid. `actual` is the value, shortened and printable.
+    `key` is the name of the setting, such as ``worker.id``. `where` names the source of the value: a variable, a key of
+    a file, or an override. `limit` says which values are valid. `actual` is the value, shortened and printable.
     """
 
     def __init__(self, key: str, limit: str, actual: object, where: str = "") -> None:

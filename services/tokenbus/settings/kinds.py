@@ -121,7 +121,7 @@ class Entry:
         return getattr(getattr(settings, self.section), self.name)
 
     def convert(self, value: object, where: str = "", *, is_text: bool = False) -> object:
-        """Convert a value to the type of the setting. The value is a text if `is_text`. Raises SettingsError."""
+        """Convert a value to the type of the setting. If `is_text`, the value is a text. Raises SettingsError."""
         check = (self.meta.extra or {}).get("check")
         with contextlib.suppress(ValueError):  # also raised for invalid UTF-8 and overlong numbers
             if is_text:

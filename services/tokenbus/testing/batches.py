@@ -32,9 +32,9 @@ class RowShape(NamedTuple):
     stop: int = 0
     """The number of the stop that ended a request with FINISHED_STOP, or 0 for none."""
     drafted: int | None = None
-    """The number of verified draft tokens. None means 0 or 1, depending on the id."""
+    """The number of verified draft tokens. For None, the id of the request determines 0 or 1."""
     proposals: int | None = None
-    """The number of proposed draft tokens. None means 0 to 2, depending on the id and the status."""
+    """The number of proposed draft tokens. For None, the id and the status determine 0 to 2."""
 
 
 def row_shapes(

@@ -22,7 +22,7 @@ class ManualClock:
         self._due: dict[Timeout, float] = {}
         """The time at which each wait ends."""
         self._runs_since: float | None = None
-        """The machine's time when `run` was called, or None before."""
+        """The machine's time when `run` was called, or None before that call."""
 
     def now(self) -> float:
         """Return the time in seconds."""

@@ -17,7 +17,7 @@ class Line:
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport
         self._copies = {"sent": deque[int](), "received": deque[int]()}
-        """Number of times that each of the next messages arrives: first the dropped, then the repeated messages."""
+        """Number of times that each of the next messages arrives: 0 for dropped, then 2 for repeated messages."""
         self._open: list[_LineConnection] = []
         self._flowing = asyncio.Event()
         self._flowing.set()

@@ -143,7 +143,7 @@ class Bus:
         role: Literal["mixed", "prefill", "decode"] = "mixed",
         step_seconds: float | None = None,
     ) -> Worker:
-        """Add and connect a worker. A worker with the id of a lost worker replaces it in `workers`, like a restart.
+        """Add and connect a worker. If the id is that of a lost worker, the new worker takes its index in `workers`.
 
         Requests go to prefill workers first, if any, and then to decode workers. The engine of a prefill worker must
         stop after the first token, as `SyntheticEngine(role="prefill")` does.

@@ -40,9 +40,9 @@ class Form(IntEnum):
     """The JSON form of a row's logprobs."""
 
     LISTS = 0
-    """The form of completions: a list of names, a list of logprobs and a list of objects with alternatives."""
+    """The logprobs of a completion: a list of names, a list of logprobs and a list of objects with alternatives."""
     CONTENT = 1
-    """The form of chats: a list of objects."""
+    """The logprobs of a chat: a list with one object for each token."""
     NONE = 2
     """The form without logprobs, which only streams use."""
     OWN = 3
