@@ -299,7 +299,7 @@ class Choice:
         """
         ids = step.row_ids(row)
         pieces = step.vocabulary.special_pieces if self._shows_special else step.vocabulary.pieces
-        # If no stop of the request ended the choice, its last token is the model's end token.
+        # If the choice ended without a stop from the request, the last token is the model's end token.
         is_end = self._shows_special and not stop and step.statuses[row] == _STOPPED
         hides_last = (is_end or stop == STOP_TOKEN) and not self._text.includes_stop
         text, count = self._text.add_until_stop(pieces[token] for token in (ids[:-1] if hides_last else ids))

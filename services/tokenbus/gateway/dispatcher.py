@@ -47,9 +47,9 @@ _MOST_TURNS = 64
 _UNREAD_SHARE = 16
 """If a sixteenth of an answer's buffer is unread, its HTTP client counts as not reading."""
 _RESERVED_SHARE = 4
-"""Scores and repeated prompts may hold a quarter of the answers' memory."""
+"""Prompt scores and repeated prompts may use a quarter of the memory for answers."""
 _BACKLOG_SHARE = 8
-"""The backlog may hold an eighth of the answers' memory."""
+"""The backlog of waiting steps may use an eighth of the memory for answers."""
 
 
 @dataclass(slots=True, eq=False)

@@ -347,7 +347,7 @@ class _Direct:
 
 
 def _headers_of(request: Request, kind: str) -> BodyHeaders:
-    given = dict(reversed(request.scope["headers"]))  # the first of equal headers wins
+    given = dict(reversed(request.scope["headers"]))  # if a header is repeated, use the first
     name = given.get(b"x-request-id", b"").decode("latin-1")
     if len(name) > _MOST_NAME:
         raise invalid("x-request-id", f"at most {_MOST_NAME} characters, got {len(name)}")

@@ -121,7 +121,7 @@ async def _listen(settings: GatewaySettings) -> tuple[socket.socket, str]:
     if settings.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
         raise SettingsError("gateway.reuse_port", "false if the system has no SO_REUSEPORT", actual=True)
     listening, address = await listen("gateway.address", settings.address, reuse_port=settings.reuse_port)
-    # Limit the kernel's buffer for a client that does not read: the default is megabytes that nothing counts.
+    # Limit the kernel's send buffer. By default, the kernel buffers megabytes that the gateway does not count.
     room = min(settings.stream_buffer_bytes // _KERNEL_SHARE, _LARGEST_BUFFER)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     return listening, address

@@ -21,7 +21,7 @@ NOT_OFFERED = frozenset({
 MOST_UNKNOWN = 64
 """Maximum number of different unknown fields in a body. Each unknown field is compared with all known fields."""
 _LOGPROBS = ("logprobs", "toplogprobs")
-"""Fields about logprobs. An unknown name is refused even if its similarity to such a field is low."""
+"""Fields about logprobs. An unknown name that only slightly resembles such a field is already refused."""
 _MAX_NAME = 64
 _NEAR, _LESS_NEAR = 0.85, 0.75
 """Minimum similarity as difflib's ratio: about one wrong letter in a short name, or two in a long name."""
@@ -47,7 +47,7 @@ class _Search:
         """Checks that were made, each with a type, a path and an unknown field. No check is repeated in a list."""
 
     def look(self, body: Struct, given: dict[str, Any], where: str, path: str, *, is_option: bool) -> None:
-        """Check an object and the objects within it. `path` is `where` without indices.
+        """Check an object and all objects within it. `where` is its path, and `path` has no indices.
 
         Without `is_option`, fewer unknown fields are refused. Items of a list are parts of a conversation, not options.
         """

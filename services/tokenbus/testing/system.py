@@ -143,7 +143,7 @@ class Bus:
         role: Literal["mixed", "prefill", "decode"] = "mixed",
         step_seconds: float | None = None,
     ) -> Worker:
-        """Add and connect a worker. If the id is that of a lost worker, the new worker takes its index in `workers`.
+        """Add and connect a worker. In `workers`, a lost worker is replaced by a new worker with the same id.
 
         Requests go to prefill workers first, if any, and then to decode workers. The engine of a prefill worker must
         stop after the first token, as `SyntheticEngine(role="prefill")` does.
