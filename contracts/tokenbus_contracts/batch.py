@@ -179,7 +179,7 @@ class LogprobBatch(ColumnArrays):
         Args:
             most_rows: the maximum number of rows in a message.
             most_bytes: the maximum total size of a message's rows in bytes.
-            beside: the number of additional bytes of each row.
+            beside: for each row, a number of bytes to add to the row's size.
         """
         sizes = self.row_bytes() if beside is None else self.row_bytes() + beside
         ends, begin, used = [], 0, 0

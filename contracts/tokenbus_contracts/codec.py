@@ -67,7 +67,7 @@ def decode(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> L
 
 
 def parse(data: bytes | bytearray | memoryview, limits: Limits = _DEFAULT) -> LogprobBatch:
-    """Return the batch in a message without validation, for tools that inspect refused messages."""
+    """Decode a batch without validation, for tools that inspect refused messages."""
     return _read(_within(data, limits))
 
 

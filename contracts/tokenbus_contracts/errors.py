@@ -58,7 +58,7 @@ class ContractError(ValueError):
     """An error that names a wrong field, its limit and the actual value.
 
     `field` names a single element if possible (``token_counts[3]``). `limit` is the bound, as a number or a phrase.
-    `actual` is the wrong value. `rule` is the kind of bound, for programs.
+    `actual` is the wrong value. `rule` names the kind of bound.
     """
 
     def __init__(self, field: str, limit: object, actual: object, *, rule: Rule = Rule.MALFORMED) -> None:

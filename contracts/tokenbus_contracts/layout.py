@@ -75,7 +75,7 @@ class Layout:
         self.starts[_MASK_TOKENS] = self._mask_starts[masked]
 
     def elements(self, rows: Index) -> dict[int, Index]:
-        """Return the element indexes of the given rows, in their given order, for each kind of column."""
+        """Return the element indexes of the given rows, for each kind of column. They keep the order of `rows`."""
         return {
             length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self.starts.items()
         }

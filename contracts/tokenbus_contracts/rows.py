@@ -24,7 +24,7 @@ class Parts(Protocol):
 
 Cutter = Callable[[Array], Parts]
 """A function that cuts a column into parts, one for each row."""
-_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # the index of each member is its value
+_STATUSES, _SCORINGS = list(RowStatus), list(Scoring)  # status or scoring n has index n
 
 
 class Row(NamedTuple):
@@ -97,7 +97,7 @@ class Rows:
             pairs = zip(counts, scorings, strict=True)
             scored = _cutter([count * (scoring != Scoring.NONE) for count, scoring in pairs])
         self._count = len(counts)
-        self._columns = (  # the order is the order of Row's fields
+        self._columns = (  # must follow the order of Row's fields
             numbers("request_ids"),
             numbers("batch_indices"),
             numbers("positions"),

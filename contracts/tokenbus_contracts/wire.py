@@ -91,7 +91,7 @@ def deal(  # noqa: PLR0913, PLR0917 - the arguments of the compiled function
 
 
 def read(data: bytes) -> LogprobBatch | None:
-    """Return the batch in a plain message without validation, or None if the message has another encoding.
+    """Decode a batch from a plain message without validation, or return None if the message has another encoding.
 
     The length of a column is compared with its bound before the column is read.
     """
@@ -132,7 +132,7 @@ def read(data: bytes) -> LogprobBatch | None:
 
 
 def read_any(data: bytes) -> LogprobBatch:
-    """Return the batch in a message. Only the ranges of the columns' types are checked.
+    """Decode a batch from any encoding of a message, and check only the ranges of the columns' types.
 
     The caller must check the message's size first, because the parser's memory grows with the size.
     """

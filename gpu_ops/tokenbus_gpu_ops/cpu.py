@@ -245,7 +245,7 @@ class _Blocks:
         self._floats, self._powers, self._exponents = _kept.memory
 
     def floats(self, logits: npt.NDArray[Any], into: Floats) -> Floats:
-        """Return the same array if it has floats already, otherwise a float copy in the memory `into`."""
+        """Return `logits` unchanged if they are float32. Otherwise, convert them to float32 in the memory `into`."""
         if self._dtype == "float32":
             return logits
         room = into[: logits.size].reshape(logits.shape)

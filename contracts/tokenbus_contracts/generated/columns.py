@@ -47,7 +47,7 @@ class ColumnArguments(TypedDict, total=False):
     given_counts: npt.ArrayLike
     """For each row, the number of token ids whose values the request wants at each position. An empty column means zero for all rows. The number must be zero unless the row's scoring is FULL."""
     mask_bounds: npt.ArrayLike
-    """For each row, the maximum number of token ids in a mask whose ids the message lists. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
+    """For each row, the maximum mask size. The message lists the token ids of all masks up to this size. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
     other_logprobs: npt.ArrayLike
     """For each token of a row whose extras are 1 or 3, the token's value in the other distribution. If value_kind is RAW, the other distribution is the distribution after temperature, penalties and masks. If value_kind is PROCESSED, the other distribution is the model's own. Values that are invalid in `logprobs` are also invalid here."""
     entropies: npt.ArrayLike
@@ -104,7 +104,7 @@ class ColumnArrays:
     given_counts: npt.NDArray[np.uint32]
     """For each row, the number of token ids whose values the request wants at each position. An empty column means zero for all rows. The number must be zero unless the row's scoring is FULL."""
     mask_bounds: npt.NDArray[np.uint32]
-    """For each row, the maximum number of token ids in a mask whose ids the message lists. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
+    """For each row, the maximum mask size. The message lists the token ids of all masks up to this size. A mask is the set of tokens that sampling could choose at one position. If zero, the row has no masks. An empty column means zero for all rows. The size must be zero unless the row's scoring is FULL."""
     other_logprobs: npt.NDArray[np.float32]
     """For each token of a row whose extras are 1 or 3, the token's value in the other distribution. If value_kind is RAW, the other distribution is the distribution after temperature, penalties and masks. If value_kind is PROCESSED, the other distribution is the model's own. Values that are invalid in `logprobs` are also invalid here."""
     entropies: npt.NDArray[np.float32]

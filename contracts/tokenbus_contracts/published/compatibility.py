@@ -56,7 +56,7 @@ class _Sides(NamedTuple):
     readers: str
 
     def refusal(self, *, by_new: bool, without_limit: bool = False) -> str:
-        """Return a phrase that says which readers refuse messages of which writers after the change."""
+        """Return a phrase that names the refusing readers, and the writers whose messages the readers refuse."""
         refusing, writing = ("new", "old") if by_new else ("old", "new")
         readers = f"{self.readers} with the {refusing} schema" + " that set no limit of their own" * without_limit
         return f"{readers} refuse what {self.writers} with the {writing} one may send"

@@ -89,7 +89,7 @@ class _Sampled:
 
 def _check_order(batch: LogprobBatch, sampled: _Sampled) -> None:
     values, ids = batch.alternative_logprobs, batch.alternative_token_ids
-    # In a correct order, a token's first value is its largest, and its last value is its smallest.
+    # If the order is correct, a token's first alternative has the largest value, and the last has the smallest value.
     # Therefore, only the first and the last value need a check of bounds.
     # A NaN counts as out of order. If a token's only value is NaN, the bounds check refuses the value.
     highest = np.maximum.reduce(values[sampled.starts])
