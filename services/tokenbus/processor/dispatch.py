@@ -200,8 +200,8 @@ class Dispatch:
         def order(it: tuple[int, Worker]) -> tuple[int, int, bool, int]:
             load, worker = it
             is_prefill = _is_prefill(worker)
-            # All prefill workers have the load of their common decode worker. If the client's requests counted, all of
-            # these requests would go to one prefill worker.
+            # All prefill workers have the load of their common decode worker.
+            # If the client's requests counted, all of them would go to the same prefill worker.
             read = 0 if is_prefill else requests_of(route, worker.source.stream)
             return -read, load, is_prefill, worker.last_turn
 

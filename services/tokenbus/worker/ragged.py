@@ -87,7 +87,7 @@ class Ragged:
         return Ragged(self.given, self.counts, rows)
 
     def flat(self, name: str, array: Any) -> Host:  # noqa: ANN401 - any framework's
-        """Return the kept tokens' elements of a flat or padded array as a flat array."""
+        """Return a flat array with the elements of the kept tokens. `array` is flat or padded."""
         return self._of_kept(name, self._flattened(name, on_host(name, array), 1))
 
     def scored(self, name: str, array: Any, dimensions: int = 1) -> Host:  # noqa: ANN401 - any framework's

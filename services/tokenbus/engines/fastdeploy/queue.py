@@ -450,7 +450,7 @@ class QueueReceiver:
             source.connection.close()
 
     def _accept(self) -> None:
-        """Accept all waiting connections, so that the next message is the oldest of all processes."""
+        """Accept all waiting connections, so that `_oldest` finds the oldest message of all processes."""
         while len(self._sources) < _MOST_CONNECTIONS:
             try:
                 connection, _ = self._listener.accept()

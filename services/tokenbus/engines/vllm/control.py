@@ -121,7 +121,7 @@ class ControlledCore:
     def collective_rpc(
         self, method: str, timeout: float | None, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[Any]:
-        """Call a method in all of vLLM's worker processes, and return the results in the form of vLLM's own route.
+        """Call a method in all of vLLM's worker processes, and return the results as vLLM's own HTTP route does.
 
         The method may change the weights. So cached prompts are no longer used, and `_weights` becomes None.
         """

@@ -240,8 +240,8 @@ class Published:
             most = self._most_top_k if wanted == _EVERY_TOKEN else min(wanted, self._most_top_k)
             scoring = PromptScoring(top_logprobs=most)
             self._requests.prompts.add(name, Generate(request_id=request_id, prompt_scoring=scoring))
-        # vLLM scores other ids at each position, and not the prompt's own token, which PromptScores requires. Older
-        # versions of vLLM have no such scores.
+        # vLLM scores other ids at each position, and not the prompt's own token, which PromptScores requires.
+        # Older versions of vLLM have no such scores.
         if getattr(sampling, "prompt_logprob_token_ids", None) is not None:
             values = {"field": "prompt_logprob_token_ids", "request_id": request_id}
             self._repeated_log.begin("scores", _log.warning, "prompt scores not published", **values)

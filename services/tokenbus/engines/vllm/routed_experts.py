@@ -1,7 +1,7 @@
 """Routed experts: writes an array of experts for each request of a session, and publishes the array's file and offset.
 
-With `--enable-return-routed-experts`, vLLM returns an array for each request: for each token except the last one, and
-for each layer, the experts that computed the token. vLLM may return the array in several parts.
+With `--enable-return-routed-experts`, vLLM returns an array for each request. The array contains the experts that
+computed each token except the last one, in each layer. vLLM may return the array in several parts.
 """
 
 import errno
