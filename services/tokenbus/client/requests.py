@@ -96,7 +96,7 @@ class OpenRequests:
         """Whether acks are withheld because the output stream is full, which slows the processor down."""
 
     def __len__(self) -> int:
-        return len(self.requests)  # closed requests do not count
+        return len(self.requests)  # requests that their consumers closed do not count
 
     @property
     def open_count(self) -> int:

@@ -114,7 +114,7 @@ class ClientSession(ReconnectingSession):
 
     def ask_status(self) -> asyncio.Future[ProcessorStatus]:
         """Ask for the processor's status; all callers share one future until the answer arrives."""
-        self.say(ClientFrame(status=StatusRequest()))  # sent for each caller, because an answer may have been lost
+        self.say(ClientFrame(status=StatusRequest()))  # each caller asks again, because an answer may have been lost
         if self._status is None:
             self._status = asyncio.get_running_loop().create_future()
         return self._status

@@ -23,8 +23,9 @@ class ItemLog:
     """Writes each item of a processor to the durable log.
 
     With `durable_log.durable`, the processor acknowledges an item only after the log has stored it. Until the log has
-    stored the item, the worker retains it and gets no more credit. Without `durable`, the processor never waits for the
-    log's servers. If the writer's buffer is full, an item is omitted, and the log records it as missing.
+    stored the item, the worker retains it and gets no more credit. Without `durable`, the processor starts and runs
+    without waiting for the log's servers. If the writer's buffer is full, an item is omitted, and the log records it as
+    missing.
     """
 
     def __init__(self, settings: Settings) -> None:

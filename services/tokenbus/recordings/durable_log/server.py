@@ -227,7 +227,7 @@ class ServerConnection:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 connect_timeout=max(1, int(timeout)),
-                # A process that was suspended must still be able to read the waiting answers, so the minimum is two.
+                # At least two pings may be unanswered, because a suspended process reads the answers only later.
                 ping_interval=interval,  # type: ignore[arg-type]  # used only for a sleep
                 max_outstanding_pings=max(2, int(timeout / interval)),
                 name="tokenbus",
