@@ -79,11 +79,11 @@ DIFFERING = {
         "test_chat_completion.py::test_kv_transfer_prompt_token_ids_streaming",
     ),
     "the gateway refuses beam search": ("test_completion.py::test_batch_completions",),
-    "-1 alternatives, the whole vocabulary, exceed `limits.max_top_k`": (
+    "alternatives for the whole vocabulary (-1) exceed `limits.max_top_k`": (
         "test_chat_echo.py::test_prompt_logprobs",
         "test_chat_echo.py::test_top_logprobs",
     ),
-    "with `required` the tiny model writes JSON whitespace without end": (
+    "with the tool choice `required`, the tiny model writes JSON whitespace without end": (
         "test_completion_with_function_calling.py::test_function_tool_use",
     ),
     "vLLM's reasoning parser removes the only token": (
