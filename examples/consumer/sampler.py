@@ -1,4 +1,4 @@
-"""An example consumer, as another company would write it: it samples answers, several at once."""
+"""An example consumer that samples several answers at once, written as another company would write it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import tokenbus
 
 @dataclass
 class Sample:
-    """An answer, as a trainer wants it."""
+    """An answer with the values that a trainer needs."""
 
     tokens: list[int]
     logprob: float
-    """The sum over its tokens."""
+    """The sum of the logprobs of the answer's tokens."""
     workers: int
-    """The number of workers that computed it: after the loss of one, another goes on."""
+    """The number of workers that computed the answer, above 1 if a worker was lost."""
 
 
 class Sampler:
@@ -27,7 +27,7 @@ class Sampler:
         self._max_tokens = max_tokens
 
     async def sample(self, prompts: Sequence[Sequence[int]]) -> list[Sample]:
-        """Return an answer to each prompt, in their order.
+        """Return the answers in the order of the prompts.
 
         Raises an ExceptionGroup of RequestFailedError if a prompt fails.
         """
@@ -47,7 +47,7 @@ class Sampler:
 
 
 async def main() -> None:
-    """Sample from the bus that the environment names."""
+    """Sample answers from the bus whose address is in the environment."""
     async with tokenbus.connect(name="sampler") as client:
         for sample in await Sampler(client).sample([[1, 2, 3], [4, 5, 6]]):
             print(sample)

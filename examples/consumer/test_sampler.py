@@ -1,4 +1,4 @@
-"""Tests of the sampler: what it returns, and what it does when a part of the bus fails."""
+"""Tests of the sampler's results, with and without failures of the bus."""
 
 import asyncio
 

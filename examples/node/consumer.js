@@ -1,9 +1,10 @@
-// Asks a processor for one request's tokens, and prints each as a line: its id and its logprob.
+// Sends one request to a processor, and prints the id and the logprob of each token on a line.
 //
 //     node consumer.js tcp://127.0.0.1:5571 "The old man" 16
 //
-// It speaks the client protocol of proto/tokenbus/v1/client.proto on one connection. It does not go on after the
-// connection or the processor was lost: a client that is to do so says hello again, and resumes its requests.
+// This program speaks the client protocol of proto/tokenbus/v1/client.proto on one connection.
+// If the connection or the processor is lost, this program fails.
+// A client that should continue must send a new hello and resume its requests.
 'use strict';
 const { randomBytes } = require('node:crypto');
 const { Dealer } = require('zeromq');
@@ -12,17 +13,19 @@ const { message, values } = require('./schema');
 
 const [address = 'tcp://127.0.0.1:5571', prompt = 'The old man', count = '16'] = process.argv.slice(2);
 const [ClientFrame, ServerFrame] = [message('ClientFrame'), message('ServerFrame')];
-const { ROW_STATUS_FINISHED_STOP, ROW_STATUS_FINISHED_LENGTH } = values('RowStatus'); // later ones end it with an error
-const drawn = () => (randomBytes(8).readBigUInt64LE() | 1n).toString(); // a 64-bit integer is a string; never zero
+// Statuses above ROW_STATUS_FINISHED_LENGTH mean that the request failed.
+const { ROW_STATUS_FINISHED_STOP, ROW_STATUS_FINISHED_LENGTH } = values('RowStatus');
+const drawn = () => (randomBytes(8).readBigUInt64LE() | 1n).toString(); // a random integer as a string, never "0"
 
 const key = drawn();
 const window = { window_frames: 64, window_bytes: 8 * 2 ** 20 };
 const hello = { schema_major: 1, schema_minor: 0, name: 'node', session: drawn(), ...window };
 const sampling = { max_tokens: Number(count) };
-const generate = { request_id: key, text: { text: prompt }, sampling, top_logprobs: 0 }; // 0: each token's own logprob
+const generate = { request_id: key, text: { text: prompt }, sampling, top_logprobs: 0 };
 
-const socket = new Dealer({ linger: 1000, receiveTimeout: 100 }); // milliseconds, as all times here
-let [interval, timeout] = [1000, 10_000]; // until the processor says its own
+// All times are in milliseconds. The processor's welcome sets the interval and the timeout.
+const socket = new Dealer({ linger: 1000, receiveTimeout: 100 });
+let [interval, timeout] = [1000, 10_000];
 let [isWelcome, isDone, next, lastSent, lastHeard, echo] = [false, false, 0, -Infinity, performance.now(), '0'];
 
 async function say(body) {
@@ -30,7 +33,7 @@ async function say(body) {
   await socket.send(ClientFrame.encode(ClientFrame.fromObject(body)).finish());
 }
 
-/** Print the request's new tokens. A row may come again: its position says which of its tokens are new. */
+/** Print the request's new tokens. If a row is repeated, its position tells which of its tokens are new. */
 function print(batch) {
   for (const { position, status, tokens } of [...rows(batch)].filter((row) => row.key === key)) {
     if (position > next) throw new Error(`the tokens from ${next} to ${position} are missing`);
@@ -50,10 +53,10 @@ async function take([data, ...batches]) {
   }
   if (frame.heartbeat) echo = frame.heartbeat.sent_at_ns.toString();
   if (frame.admitted) console.error(`request ${key} at ${frame.admitted.worker_id}`);
-  if (frame.outputs) print(decode(batches[0])); // a draft batch, if one was asked for, is batches[1]
+  if (frame.outputs) print(decode(batches[0])); // batches[1] is a draft batch, if the request asked for one
   const failure = frame.refusal ?? frame.error ?? frame.goodbye;
   if (failure) throw new Error(failure.message || 'the processor closes');
-  // The acknowledgement opens the window again: the processor has no more frames on the way than it holds.
+  // The processor sends no more frames than the window allows until this client acknowledges some of them.
   if (frame.number.toString() !== '0') await say({ confirm: { through_number: frame.number } });
 }
 
@@ -67,7 +70,7 @@ async function run() {
     try {
       await take(await socket.receive());
     } catch (error) {
-      if (error.code !== 'EAGAIN') throw error; // nothing came within receiveTimeout
+      if (error.code !== 'EAGAIN') throw error; // no message arrived within receiveTimeout
     }
   }
 }

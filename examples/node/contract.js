@@ -1,4 +1,4 @@
-// Reads a LogprobBatch, and refuses one that breaks a rule of docs/contract.md, under the default limits.
+// Reads a LogprobBatch, or refuses a batch that breaks a rule of docs/contract.md or exceeds a default limit.
 'use strict';
 const protobuf = require('protobufjs');
 const { message, values, boundsOf, messageBoundsOf, statusRules } = require('./schema');
@@ -28,7 +28,7 @@ function demand(holds, field, rule, limit, actual) {
 
 const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
 
-/** Return the batch in some bytes; raise the ContractError of a rule that it breaks. */
+/** Decode a batch from bytes. Throws a ContractError if the batch breaks a rule. */
 function decode(data) {
   const most = messageBoundsOf(Batch).default_max_bytes;
   demand(data.length <= most, 'message', 'bytes', most, data.length);
@@ -52,7 +52,7 @@ function parse(data) {
   } catch (error) {
     throw new ContractError('message', 'malformed', 'a protobuf message', error.message);
   }
-  // protobufjs skips an unknown field's varint however long it is; protobuf's own parsers refuse one of eleven bytes.
+  // protobufjs skips a varint of any length in an unknown field, but protobuf's own parsers refuse eleven bytes.
   for (const field of [...(batch.$unknowns ?? []), ...(batch.header?.$unknowns ?? [])]) {
     const key = field.findIndex((byte) => byte < 128) + 1;
     const long = (field[0] & 7) === 0 && field.length - key > MOST_VARINT_BYTES;
@@ -72,7 +72,7 @@ function checkHeader(header) {
       demand(length >= least, name, 'required', `${least} bytes`, length);
       demand(length <= most, name, 'bytes', most, length);
     } else if (field.type !== 'bool') {
-      checkValue(field, boundsOf(field), name, Number(value)); // no bound of the header is above 2**53
+      checkValue(field, boundsOf(field), name, Number(value)); // `Number` is exact here, because no bound exceeds 2**53
     }
   }
   const isTarget = header.kind === KIND.BATCH_KIND_TARGET;
@@ -80,7 +80,7 @@ function checkHeader(header) {
   demand(header.part_index < header.part_count, 'header.part_index', 'max', header.part_count - 1, header.part_index);
 }
 
-/** Check a number by its field's bounds; `most` may be tighter than they are. */
+/** Check a number against its field's bounds and against the maximum `most`. */
 function checkValue(field, bounds, name, value, most = Infinity) {
   const max = Math.min(bounds.default_max ?? bounds.max ?? Infinity, most);
   if (bounds.finite) demand(Number.isFinite(value), name, 'finite', 'a finite number', value);
@@ -97,13 +97,13 @@ function checkValues(column, elements, header) {
   const most = mostOf(name, header);
   elements.forEach((value, place) => checkValue(column, bounds, `${name}[${place}]`, Number(value), most));
   if (bounds.unique) {
-    const texts = elements.map(String); // a 64-bit integer is an object
+    const texts = elements.map(String); // protobufjs returns 64-bit integers as objects
     const repeated = texts.findIndex((each, place) => texts.indexOf(each) !== place);
     demand(repeated < 0, `${name}[${repeated}]`, 'unique', 'each value once', texts[repeated]);
   }
 }
 
-/** Return the largest value of a column that follows from the batch's header. */
+/** Return the largest value that the batch's header allows in a column. */
 function mostOf(name, header) {
   const vocabulary = header.vocabulary_size || Infinity;
   if (name.endsWith('token_ids')) return vocabulary - 1;
@@ -147,21 +147,21 @@ function checkRows(batch) {
   }
 }
 
-/** Return what a row asked for beyond its logprobs: nothing where the columns are not there. */
+/** Return the extra scores that a row asked for: none if the batch lacks their columns. */
 const askedBy = (batch, row) => ({
   extras: batch.extras[row] ?? 0,
   given: batch.given_counts[row] ?? 0,
   bound: batch.mask_bounds[row] ?? 0,
 });
 
-/** Return how many ids are told of each mask: none of one that is larger than its row's bound. */
+/** Return the number of ids in the batch for each mask: zero for a mask larger than its row's bound. */
 function toldMasks(batch) {
   const bounds = batch.token_counts.flatMap((count, row) => Array(count).fill(askedBy(batch, row).bound));
   const asked = bounds.filter((bound) => bound > 0);
   return batch.mask_sizes.map((size, place) => (size <= (asked[place] ?? 0) ? size : 0));
 }
 
-/** Check that the ids of each mask rise. */
+/** Check that the ids of each mask ascend. */
 function checkMasks(batch) {
   const ids = batch.mask_token_ids;
   let start = 0;
@@ -173,7 +173,7 @@ function checkMasks(batch) {
   }
 }
 
-/** Check that each column is as long as the rows' counts say. */
+/** Check that each column has the length that follows from the rows' counts. */
 function checkLengths(batch) {
   const counts = batch.token_counts;
   const tokensOf = (has) => sum(counts.filter((_, row) => has(askedBy(batch, row))));
@@ -202,7 +202,7 @@ function checkLengths(batch) {
 
 const isScored = (batch, row) => batch.scorings[row] !== SCORING.SCORING_NONE;
 
-/** Check each token's alternatives: their order, and that its rank and its value agree with them. */
+/** Check the order of each token's alternatives, and that the token's rank and logprob agree with them. */
 function checkAlternatives(batch) {
   const ids = batch.alternative_token_ids;
   const logprobs = batch.alternative_logprobs;
@@ -227,7 +227,7 @@ function checkAlternatives(batch) {
   }
 }
 
-/** Yield the rows of a batch, each with its tokens; `scored` is a token's place in the columns of scored tokens. */
+/** Yield each row with its tokens; `scored` is a token's index in the columns of scored tokens. */
 function* rows(batch) {
   let [token, scored] = [0, 0];
   for (let row = 0; row < batch.request_ids.length; row += 1) {

@@ -1,11 +1,11 @@
-// Prints what each file's LogprobBatch holds, as one line of JSON, or the rule for which it is refused.
+// Prints each file's LogprobBatch as one line of JSON, or the rule that the batch breaks.
 //
 //     node reader.js ../../contracts/vectors/v1/valid/*.binpb
 'use strict';
 const fs = require('node:fs');
 const { decode, ContractError, Header, COLUMNS } = require('./contract');
 
-/** Return a value as JSON has it: a 64-bit integer is a string. */
+/** Convert a value for JSON: a 64-bit integer becomes a string. */
 const plain = (value) => (typeof value === 'object' ? value.toString() : value);
 
 function read(file) {

@@ -1,4 +1,4 @@
-// The schema, read from the .proto files: messages, enums, and the bounds that are options of the fields.
+// Reads messages, enums and the bounds of fields from the .proto files.
 'use strict';
 const path = require('node:path');
 const protobuf = require('protobufjs');
@@ -11,7 +11,7 @@ root.resolvePath = (origin, target) => path.join(target.startsWith('google/') ? 
 root.loadSync(['tokenbus/v1/logprob_batch.proto', 'tokenbus/v1/client.proto'], { keepCase: true });
 root.resolveAll();
 
-/** Return an option of a field or a message, such as `(bounds)`, as an object; one without it has no bounds. */
+/** Return an option of a field or a message, such as `(bounds)`, as an object, which is empty without the option. */
 const option = (declared, name) => Object.assign({}, ...(declared.parsedOptions ?? []).map((each) => each[name]));
 
 module.exports = {
@@ -19,7 +19,7 @@ module.exports = {
   values: (name) => root.lookupEnum(`tokenbus.v1.${name}`).values,
   boundsOf: (field) => option(field, '(bounds)'),
   messageBoundsOf: (message) => option(message, '(message_bounds)'),
-  /** What the rows of each status may carry, by the status's number. */
+  /** Return a map from the number of each row status to the tokens and proposals that such rows may have. */
   statusRules: () => {
     const { values, valuesOptions } = root.lookupEnum('tokenbus.v1.RowStatus');
     const ruled = Object.entries(values).filter(([name]) => valuesOptions[name]);

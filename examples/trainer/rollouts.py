@@ -1,4 +1,4 @@
-"""An example trainer's reader, as another company would write it: rollouts as arrays, from whole steps of the bus."""
+"""An example of a trainer that reads whole steps and makes arrays of rollouts, as another company would write it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import tokenbus
 
 @dataclass
 class Rollout:
-    """What one prompt got: its tokens and the logprobs that they were sampled with, in pieces as they came."""
+    """The answer to one prompt: an array of token ids and an array of their logprobs for each step."""
 
     token_ids: list[np.ndarray] = field(default_factory=list)
     logprobs: list[np.ndarray] = field(default_factory=list)
@@ -20,7 +20,7 @@ class Rollout:
 
 @dataclass
 class Batch:
-    """Rollouts side by side, padded to the longest; a mask says what is no padding."""
+    """One line of tokens for each rollout, padded to the longest; `mask` is false for padding."""
 
     token_ids: np.ndarray
     logprobs: np.ndarray
@@ -28,7 +28,7 @@ class Batch:
 
 
 async def rollouts(client: tokenbus.Client, prompts: Sequence[Sequence[int]], *, max_tokens: int) -> list[Rollout]:
-    """Sample an answer to each prompt, and return what came of each: its tokens, and how it ended."""
+    """Sample and return an answer to each prompt, including answers that ended with an error."""
     async with client.steps() as steps:
         found = {client.submit(prompt, max_tokens=max_tokens, top_logprobs=0): Rollout() for prompt in prompts}
         open_requests = len(found)
@@ -46,7 +46,7 @@ async def rollouts(client: tokenbus.Client, prompts: Sequence[Sequence[int]], *,
 
 
 def batch_of(found: Sequence[Rollout]) -> Batch:
-    """Return the rollouts that ended well as one batch."""
+    """Return the rollouts that ended without an error as one batch."""
     whole = [rollout for rollout in found if not rollout.error]
     sizes = [sum(map(len, rollout.token_ids)) for rollout in whole]
     shape = len(whole), max(sizes, default=0)
@@ -60,5 +60,5 @@ def batch_of(found: Sequence[Rollout]) -> Batch:
 
 
 def importance_ratios(batch: Batch, of_trainer: np.ndarray) -> np.ndarray:
-    """Return how much likelier the trainer's model makes each token than the one that sampled it; 1 at padding."""
+    """Return each token's probability in the trainer's model divided by the sampler's, and 1 for padding."""
     return np.where(batch.mask, np.exp(of_trainer - batch.logprobs), 1.0)

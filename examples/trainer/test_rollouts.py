@@ -1,4 +1,4 @@
-"""Tests of the reader: arrays that hold what the engine emitted, and what comes of a rollout that fails."""
+"""Tests that the arrays hold the engine's tokens, and that a failed rollout is left out."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ async def test_rollout_that_fails_is_told_and_left_out() -> None:
 
 
 def test_columns_of_any_step_are_read_alike() -> None:
-    """What the bus hands over is a batch of the contract: its rows are those that a builder was asked for."""
+    """A batch of the contract has the rows that `testing.batch` was asked to build."""
     batch = testing.batch(testing.row_shapes([7, 8], tokens=3))
     assert [row.token_ids.tolist() for row in batch.rows()] == [
         testing.true_tokens(key, 0, 3).ids.tolist() for key in (7, 8)

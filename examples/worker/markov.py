@@ -1,4 +1,4 @@
-"""An example worker, as another company would write it: a Markov chain over the letters of a text."""
+"""An example worker whose engine is a Markov chain over letters, written as another company would write it."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ END = LETTERS.index(".")
 
 @dataclass
 class Running:
-    """A request that is being answered."""
+    """A request that the engine has admitted and not finished."""
 
     letter: int
     position: int
@@ -26,7 +26,7 @@ class Running:
 
 
 class MarkovEngine:
-    """Draws each letter by how often it follows the letter before it; a request ends with a full stop."""
+    """Draws each letter by how often it follows the previous letter; a full stop ends a request."""
 
     vocabulary_size = len(LETTERS)
 
@@ -94,7 +94,7 @@ class MarkovEngine:
         self.running.clear()
 
     def _columns(self, row: Running, token: int) -> tuple[float, int, list[int], list[float]]:
-        """Return a token's logprob, its rank, and the most probable alternatives, ties by the lower id."""
+        """Return a token's logprob, its rank, and the ids and logprobs of its alternatives, most probable first."""
         values = self.logprobs[row.letter].astype(np.float32)
         order = np.lexsort((np.arange(values.size), -values))
         best = order[: row.top_k]
