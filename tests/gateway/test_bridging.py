@@ -308,6 +308,17 @@ def test_calls_in_other_forms_have_the_same_digest() -> None:
     assert _called(None, '{"over": 3, "a": 1}') != expected
     assert _called("a", '{"over": 2, "a": 1}') != expected
     assert _called(None, '{"over"') == _called("", '{"over"')
+    assert _called(None, f"[{2**64 + 1}]") != _called(None, f"[{2**64 + 2}]")
+
+
+def test_call_with_deep_arguments_is_kept(folder: str) -> None:
+    sessions = Sessions(folder, **{"gateway.tool_call_parser": "hermes"})
+    deep = {"arguments": f'{{"over": {"[" * 900}{"]" * 900}}}', "name": "jump"}
+    tools = {"tools": [{"type": "function", "function": TOOL}]}
+    sessions.answer(sessions.read(USER, **tools), written(CALL.replace('{"over": 2}', deep["arguments"])))
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": deep}]}
+    request = sessions.read(USER, called, {"role": "tool", "tool_call_id": "1", "content": "2"}, **tools)
+    assert request.bridging == "bridged"
 
 
 @pytest.mark.parametrize(

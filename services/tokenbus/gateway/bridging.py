@@ -5,6 +5,7 @@ The result is used only if the model's own chat template writes the same text fo
 """
 
 import hashlib
+import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -200,9 +201,11 @@ def _shows(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _arguments(given: object) -> object:
+    """Return the arguments of a call as JSON in one form, or as given if the model wrote something else."""
     try:
-        return orjson.loads(given) if isinstance(given, str) else given or {}
-    except orjson.JSONDecodeError:  # a model may write invalid JSON
+        value = json.loads(given) if isinstance(given, str) else given or {}
+        return json.dumps(value, sort_keys=True)
+    except (ValueError, RecursionError):
         return given
 
 
