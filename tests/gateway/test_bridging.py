@@ -277,6 +277,14 @@ def test_turn_is_kept_again_in_its_place() -> None:
     assert turns.size == size_of(turn)
 
 
+def test_recorder_keeps_no_second_copy_of_the_prompt(sessions: Sessions) -> None:
+    request = sessions.read(USER)
+    recorder = TurnRecorder(sessions.turns, 7, request, sessions.reader._vocabulary)
+    assert all(each is not request for each in vars(recorder).values())
+    recorder.close()
+    assert sessions.turns.size == 0
+
+
 def test_turn_without_room_is_not_kept(folder: str) -> None:
     sessions = Sessions(folder, most=700)
     sessions.answer(sessions.read(USER), written("quick fox " * 5))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the extra `bridge` may be missing
     from renderers import Renderer
 
 IDS = "I"
+ID_BYTES = array(IDS).itemsize
 _DIGEST_BYTES = 16
 _MOST_RENDERERS = 16
 """Maximum number of renderers, one for each set of template variables."""

@@ -4,14 +4,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from tokenbus.gateway.bridging import IDS, Turn, digest_with
+from tokenbus.gateway.bridging import ID_BYTES, IDS, Turn, digest_with
 from tokenbus.gateway.completion_request import CompletionRequest, Ending
 from tokenbus.gateway.tool_calls import call_writer
 from tokenbus.gateway.vocabulary import Vocabulary
 
 _TURN_BYTES = 512
 """Number of bytes of memory that a kept turn takes besides its ids."""
-_ID_BYTES = array(IDS).itemsize
 
 
 class LastTurns:
@@ -52,42 +51,45 @@ class TurnRecorder:
 
     def __init__(self, turns: LastTurns, tenant: int, request: CompletionRequest, vocabulary: Vocabulary) -> None:
         self._turns = turns
-        self._tenant = tenant
-        self._request = request
+        self._place = tenant, request.session
+        self._conversation = request.conversation
+        self._calls = call_writer(request.forced, request.auto)
         self._pieces = vocabulary.special_pieces if request.stopping.shows_special else vocabulary.pieces
-        self._prompt = array(IDS, request.prompts[0]).tobytes()
+        self._prompt = array(IDS, request.prompts[0])
         self._output = array(IDS)
         self._held = 0
-        self._is_open = self._hold(_TURN_BYTES + len(self._prompt))
+        self._is_open = True
+        self._hold(_TURN_BYTES + ID_BYTES * len(self._prompt))
 
     def add(self, ids: Iterable[int]) -> None:
-        before = len(self._output)
         if self._is_open:
+            before = len(self._output)
             self._output.extend(ids)
-            self._is_open = self._hold(_ID_BYTES * (len(self._output) - before))
+            self._hold(ID_BYTES * (len(self._output) - before))
 
     def end(self, ending: Ending) -> None:
         """Keep the turn under the digest of the conversation including the answer."""
         if not self._is_open or ending.reason != "stop" or ending.stop is not None or not self._output:
             return
-        request, pieces = self._request, self._pieces
         # Omit the last token, the model's end token, which answers do not show.
-        text = b"".join(pieces[each] for each in self._output[:-1]).decode(errors="replace")
-        calls = call_writer(request.forced, request.auto)
-        message = {"role": "assistant", **({"content": text} if calls is None else calls.message(text))}
-        turn = Turn(self._prompt, self._output.tobytes())
-        self._turns.keep(self._tenant, request.session, digest_with(request.conversation, message), turn)
-        self._held, self._is_open = 0, False
+        text = b"".join(self._pieces[each] for each in self._output[:-1]).decode(errors="replace")
+        shown = {"content": text} if self._calls is None else self._calls.message(text)
+        digest = digest_with(self._conversation, {"role": "assistant", **shown})
+        self._turns.keep(*self._place, digest, Turn(self._prompt.tobytes(), self._output.tobytes()))
+        self._held = 0
+        self.close()
 
     def close(self) -> None:
-        """Stop counting the bytes of a turn that was not kept."""
+        """Stop recording, and stop counting the bytes of a turn that was not kept."""
         self._turns.size -= self._held
         self._held, self._is_open = 0, False
+        self._prompt = self._output = array(IDS)
 
-    def _hold(self, count: int) -> bool:
-        is_held = self._turns.hold(count)
-        self._held += count if is_held else 0
-        return is_held
+    def _hold(self, count: int) -> None:
+        if self._turns.hold(count):
+            self._held += count
+        else:
+            self.close()
 
 
 def size_of(turn: Turn) -> int:
