@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from tokenizers import AddedToken
 
@@ -244,6 +245,15 @@ def test_message_that_a_renderer_leaves_out_is_not_lost(sessions: Sessions, monk
             ),
         )
         assert sessions.read(USER, SAID, {**NEXT, "content": "jumps"}, NEXT).bridging == result
+
+
+def test_text_of_a_bridged_prompt_has_no_offsets(sessions: Sessions) -> None:
+    sessions.answer(sessions.read(USER), written("quick fox"))
+    for label, has_offsets in (("a", False), ("b", True)):
+        asked = {"model": "m", "messages": [USER, SAID, NEXT], "session_id": label, "return_token_offsets": True}
+        rendered = orjson.loads(sessions.reader.chat_rendering(asked))
+        assert rendered["token_offsets"] is None or len(rendered["token_offsets"]) == len(rendered["token_ids"])
+        assert (rendered["token_offsets"] is not None) == has_offsets
 
 
 def test_bridged_prompt_that_is_too_long_is_encoded_instead(folder: str) -> None:

@@ -343,20 +343,24 @@ class Reader:
                     **{name: value for name in TOKEN_SCORING if (value := getattr(body, name))},
                     "features": None,
                     "content_parts": None,
-                    "token_offsets": self._offsets(body, number, request.model) if body.return_token_offsets else None,
+                    "token_offsets": self._offsets(body, number, request) if body.return_token_offsets else None,
                     "kv_transfer_params": None,
                     "ec_transfer_params": None,
                 }
             )
         return answers
 
-    def _offsets(self, body: bodies.Chat | bodies.Completion, number: int, model: str) -> list[tuple[int, int]] | None:
+    def _offsets(
+        self, body: bodies.Chat | bodies.Completion, number: int, request: CompletionRequest
+    ) -> list[tuple[int, int]] | None:
+        if request.bridging == "bridged":  # the tokens of earlier turns are not those of the text
+            return None
         text: Prompt
         if isinstance(body, bodies.Chat):
             text, adds_special = self.encoder.chat_text(body, output_form.tools_of(body))
         else:
             text, adds_special = body.prompt[number], bool(body.add_special_tokens)
-        return self.encoder.spans(text, adds_special=adds_special, cut=self._cut(body, model))
+        return self.encoder.spans(text, adds_special=adds_special, cut=self._cut(body, request.model))
 
     def messages(self, value: Any) -> CompletionRequest:  # noqa: ANN401 - JSON
         chat = messages_body.chat_of(self.types.read(messages_body.Messages, value))
