@@ -244,7 +244,34 @@ def test_message_that_a_renderer_leaves_out_is_not_lost(sessions: Sessions, monk
                 prompt, output, [each for place, each in enumerate(messages) if place != without], tools=tools
             ),
         )
-        assert sessions.read(USER, SAID, {**NEXT, "content": "jumps"}, NEXT).bridging == result
+        # The text of the first message is also in the frame of the second one.
+        assert sessions.read(USER, SAID, {**NEXT, "content": "user"}, NEXT).bridging == result
+
+
+def test_turn_that_did_not_end_as_the_template_ends_it_is_not_bridged(sessions: Sessions) -> None:
+    sessions.answer(sessions.read(USER), [*written("quick fox")[:-1], TOKENIZER.token_to_id("<|endoftext|>")])
+    request = sessions.read(USER, SAID, NEXT)
+    assert request.bridging == "refused"
+    assert list(request.prompts[0]) == reading_alone(sessions, USER, SAID, NEXT)
+
+
+def test_lack_of_memory_is_no_refusal(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: object, **_named: object) -> None:
+        raise MemoryError
+
+    sessions.answer(sessions.read(USER), written("quick fox"))
+    bridge: Any = sessions.reader.bridge
+    (renderer,) = bridge._renderers.values()
+    variables: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    sessions.answer(sessions.read(USER, **variables), written("quick fox"))
+    with monkeypatch.context() as patched:
+        patched.setattr(renderer, "bridge_to_next_turn", fail)
+        patched.setattr(bridge._library, "create_renderer", fail)
+        with pytest.raises(MemoryError):
+            sessions.read(USER, SAID, NEXT)
+        with pytest.raises(MemoryError):
+            sessions.read(USER, SAID, NEXT, **variables)
+    assert sessions.read(USER, SAID, NEXT, **variables).bridging == "bridged"
 
 
 def test_text_of_a_bridged_prompt_has_no_offsets(sessions: Sessions) -> None:
@@ -261,6 +288,14 @@ def test_bridged_prompt_that_is_too_long_is_encoded_instead(folder: str) -> None
     sessions.answer(sessions.read(USER), written("quick fox " * 5))
     request = sessions.read(USER, {**SAID, "content": "quick fox " * 5}, NEXT)
     assert (request.bridging, len(request.prompts[0]) <= 60) == ("refused", True)
+
+
+def test_bridged_prompt_that_does_not_fit_the_model_is_encoded_instead(sessions: Sessions) -> None:
+    sessions.answer(sessions.read(USER), written("quick fox"))
+    size = len(sessions.read(USER, SAID, NEXT).prompts[0])
+    for context, result in ((size + 1, "bridged"), (size, "refused")):
+        sessions.reader.models = dict.fromkeys(sessions.reader.models, context)
+        assert sessions.read(USER, SAID, NEXT).bridging == result
 
 
 def test_least_recently_used_turns_are_dropped() -> None:

@@ -37,6 +37,11 @@ class Turn(NamedTuple):
     prompt: bytes
     output: bytes
 
+    @property
+    def tokens(self) -> int:
+        """Number of ids."""
+        return (len(self.prompt) + len(self.output)) // ID_BYTES
+
 
 FindTurn = Callable[[str, bytes], Turn | None]
 """A function that returns the last turn of a session by the digest of the conversation, or None."""
@@ -59,7 +64,6 @@ class Bridge:
     def __init__(self, settings: GatewaySettings, encoder: PromptEncoder, vocabulary: Vocabulary) -> None:
         self.find: FindTurn = lambda _session, _digest: None
         self._name = settings.bridge_turns
-        self._most = settings.max_prompt_tokens
         self._encoder = encoder
         self._vocabulary = vocabulary
         if not vocabulary.is_of_model or settings.chat_template != "auto":
@@ -84,8 +88,13 @@ class Bridge:
             reason = " ".join(str(error).split())
             raise self._refused(f"the family of the model in gateway.tokenizer ({reason})") from None
 
-    def prompt(self, body: Chat, tools: Sequence[Mapping[str, Any]], session: str, model: str) -> BridgedPrompt:
-        """Return the prompt that continues the session's last turn, if the client did not edit the history."""
+    def prompt(
+        self, body: Chat, tools: Sequence[Mapping[str, Any]], session: str, model: str, most: int
+    ) -> BridgedPrompt:
+        """Return the prompt that continues the session's last turn, if the client did not edit the history.
+
+        The prompt has at most `most` tokens.
+        """
         messages, variables = messages_of(body), variables_of(body, self._vocabulary.chat_template)
         digest = _digest([model, tools, variables])
         before, answered = b"", 0
@@ -99,34 +108,34 @@ class Bridge:
         if turn is None:
             return BridgedPrompt(digest, "unknown")
         renderer = self._renderer({name: value for name, value in variables.items() if name in self._variables})
-        added = renderer and self._added(renderer, turn, messages[answered:], tools)
-        if not added or not self._agrees(added, body, messages[answered:], tools):
+        ids = renderer and self._continued(renderer, turn, messages[answered:], tools)
+        if not ids or len(ids) > most or not self._agrees(ids[turn.tokens - 1 :], body, tools):
             return BridgedPrompt(digest, "refused")
-        ids = [*array(IDS, turn.prompt), *array(IDS, turn.output), *added]
-        return BridgedPrompt(digest, "bridged", ids) if len(ids) <= self._most else BridgedPrompt(digest, "refused")
+        return BridgedPrompt(digest, "bridged", ids)
 
-    def _added(
+    def _continued(
         self, renderer: "Renderer", turn: Turn, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
-        """Return the ids that follow the turn, or an empty list if the renderer cannot continue the turn."""
+        """Return the ids of the turn and of new messages, or an empty list if the renderer cannot continue the turn."""
         prompt, output = array(IDS, turn.prompt).tolist(), array(IDS, turn.output).tolist()
         functions = [tool["function"] for tool in tools] or None
         try:
             rendered = renderer.bridge_to_next_turn(prompt, output, messages, tools=functions)
+        except MemoryError:  # the slow lane has more memory
+            raise
         except Exception:  # noqa: BLE001 - clients write the messages, and the library raises nothing narrower
             return []
-        end = len(prompt) + len(output)
-        if rendered is None or rendered.token_ids[:end] != prompt + output:
+        if rendered is None or rendered.token_ids[: turn.tokens] != prompt + output:
             return []
-        return list(rendered.token_ids[end:])
+        # A renderer may omit a message whose role it does not know.
+        shown = set(rendered.message_indices[turn.tokens :])
+        return list(rendered.token_ids) if shown.issuperset(range(len(messages))) else []
 
-    def _agrees(
-        self, added: list[int], body: Chat, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> bool:
-        """Return whether the chat template and the tokenizer give the same ids for the new messages."""
-        text, _ = self._encoder.chat_text(body, tools)
-        new = self._vocabulary.decode(added)
-        return text.endswith(new) and _shows(new, messages) and self._vocabulary.encode_chat(new) == added
+    def _agrees(self, ids: list[int], body: Chat, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether the chat template and the tokenizer give the same ids for the turn's end and new messages."""
+        whole, _ = self._encoder.chat_text(body, tools)
+        text = self._vocabulary.decode(ids)
+        return whole.endswith(text) and self._vocabulary.encode_chat(text) == ids
 
     def _renderer(self, variables: Mapping[str, Any]) -> "Renderer | None":
         """Return the renderer for a template's variables, or None if the library refuses their values."""
@@ -134,7 +143,9 @@ class Bridge:
         if key not in self._renderers:
             try:
                 self._renderers[key] = self._made(variables)
-            except Exception:  # noqa: BLE001 - as in `_added`
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001 - as in `_continued`
                 self._renderers[key] = None
             if len(self._renderers) > _MOST_RENDERERS:
                 self._renderers.popitem(last=False)
@@ -184,21 +195,6 @@ def digest_with(digest: bytes, message: Mapping[str, Any]) -> bytes:
         content = ""
     others = [message.get(name) for name in ("name", "tool_call_id", "reasoning", "reasoning_content")]
     return _digest([digest.hex(), message["role"], content, calls, others])
-
-
-def _shows(text: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a text has all messages, plain or as JSON, in order, because a renderer may omit a role."""
-    begin = 0
-    for message in messages:
-        content = message.get("content") or ""
-        for part in (content,) if isinstance(content, str) else (each["text"] for each in content):
-            forms = (part.strip(), orjson.dumps(part.strip()).decode()[1:-1])
-            found = [(place, form) for form in forms if (place := text.find(form, begin)) >= 0]
-            if not found:
-                return False
-            place, form = min(found)
-            begin = place + len(form)
-    return True
 
 
 def _arguments(given: object) -> object:

@@ -448,7 +448,9 @@ class Reader:
         is_plain = body.add_generation_prompt and not (body.add_special_tokens or body.echo)
         if self.bridge is None or not (common["session"] and is_one and is_plain):
             return []
-        found = self.bridge.prompt(body, tools, common["session"], common["model"])
+        most, context = self._settings.max_prompt_tokens, self.models.get(common["model"], 0)
+        most = min(most, context - 1) if context else most
+        found = self.bridge.prompt(body, tools, common["session"], common["model"], most)
         common |= {"conversation": found.digest, "bridging": found.result}
         return [found.ids] if found.ids else []
 
