@@ -365,9 +365,10 @@ def test_calls_in_other_forms_have_the_same_digest() -> None:
 
 
 def test_call_with_deep_arguments_is_kept(folder: str) -> None:
-    sessions = Sessions(folder, **{"gateway.tool_call_parser": "hermes"})
+    given: dict[str, Any] = {"gateway.tool_call_parser": "hermes"}
+    sessions = Sessions(folder, **given)
     deep = {"arguments": f'{{"over": {"[" * 900}{"]" * 900}}}', "name": "jump"}
-    tools = {"tools": [{"type": "function", "function": TOOL}]}
+    tools: dict[str, Any] = {"tools": [{"type": "function", "function": TOOL}]}
     sessions.answer(sessions.read(USER, **tools), written(CALL.replace('{"over": 2}', deep["arguments"])))
     called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": deep}]}
     request = sessions.read(USER, called, {"role": "tool", "tool_call_id": "1", "content": "2"}, **tools)
