@@ -16,6 +16,7 @@ from tests.gateway.reading import read, reading
 from tests.support.model_folder import byte_level, write_model
 from tokenbus.gateway.bridging import Turn, digest_with
 from tokenbus.gateway.completion_request import CompletionRequest, Ending, Reader
+from tokenbus.gateway.errors import ApiError
 from tokenbus.gateway.last_turns import LastTurns, TurnRecorder, size_of
 from tokenbus.recordings.items import StreamItem
 from tokenbus.recordings.session_turns import TurnReader
@@ -501,6 +502,25 @@ async def test_agents_of_all_clients_stay_on_one_branch(folder: str) -> None:
     assert [(session.missing, len(session.requests), len(session.branches)) for session in sessions] == [
         ([], len(OUTPUTS), 1)
     ] * len(asks)
+
+
+async def test_bodies_without_a_session_need_no_encoder(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_given: object) -> None:
+        raise ApiError(503, "no encoder", code="overloaded")
+
+    engine = ScriptedEngine(Answer(tokens=written("quick fox")))
+    async with answering(engine, gateway__tokenizer=folder, gateway__bridge_turns="qwen3") as app:
+        monkeypatch.setattr(app.gateway.encoders, "read", refuse)
+        async with app.client() as client:
+            headers: dict[str, str]
+            for headers, fields, status in (
+                ({}, {}, 200),
+                ({}, {"session_id": "a"}, 503),
+                ({"x-session-id": "a"}, {}, 503),
+            ):
+                body = {"messages": [USER], **fields}
+                answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+                assert answer.status_code == status
 
 
 async def _collect(watched: AsyncIterator[StreamItem], reader: TurnReader) -> None:

@@ -168,7 +168,7 @@ class Routes:
             began = time.monotonic()
             try:
                 value = parse_json(data)
-                if not self._may_take_long(value):
+                if not self._may_take_long(value, headers):
                     reader.headers = headers
                     result: T = getattr(reader, kind)(value)
                     self._gateway.note_ignored(reader.types.ignored)
@@ -182,11 +182,15 @@ class Routes:
         await self._limiter.next()
         return decode(reply.data)
 
-    def _may_take_long(self, value: object) -> bool:
-        """Return whether even a short body may take long, because a template may loop over the body's variables."""
-        if self._gateway.reader.bridge is not None:  # reading includes the last turn, which may be long
+    def _may_take_long(self, value: object, headers: BodyHeaders) -> bool:
+        """Return whether even a short body may take long, because a template may loop over the body's variables.
+
+        The last turn of a session may be long, too.
+        """
+        given = value if isinstance(value, dict) else {}
+        if self._gateway.reader.bridge is not None and (headers.session or given.get("session_id")):
             return True
-        return self._gateway.vocabulary.is_of_model and isinstance(value, dict) and "chat_template_kwargs" in value
+        return self._gateway.vocabulary.is_of_model and "chat_template_kwargs" in given
 
     async def _while_connected(self, request: Request, work: Coroutine[Any, Any, Reply]) -> Reply:
         working = asyncio.create_task(work)
