@@ -148,7 +148,8 @@ def test_wrong_number_of_rows_is_a_named_loss(
 def test_full_folder_loses_arrays_until_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of the worker's earlier life count, those of other workers do not; a file ends at its size."""
     monkeypatch.setattr(routed_experts, "_FILE_BYTES", 1)
-    (tmp_path / "other.0000000000000001.0.experts").write_bytes(bytes(1000))
+    for other in ("other", "v%2F0.b"):
+        (tmp_path / f"{other}.0000000000000001.0.experts").write_bytes(bytes(1000))
     earlier = tmp_path / "v%2F0.0000000000000001.0.experts"
     earlier.write_bytes(bytes(40))
     experts = experts_in(tmp_path, most=100)

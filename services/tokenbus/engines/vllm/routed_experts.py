@@ -23,6 +23,8 @@ from tokenbus_contracts.generated.request_pb2 import Generate, RequestEvent, Rou
 
 _FOLDER = "worker.routed_experts_folder"
 _OPTION = "--enable-return-routed-experts"
+_ANY_EPOCH = "[0-9a-f]" * 16
+"""The pattern of an incarnation in the name of a file."""
 _FILE_BYTES = 1 << 26
 """Size in bytes at which a file is full, and the next file begins."""
 _STOP, _LENGTH = int(RowStatus.FINISHED_STOP), int(RowStatus.FINISHED_LENGTH)
@@ -87,7 +89,8 @@ class Spool:
     def _measured(self) -> int:
         """Return the total size of this worker's files, including files of earlier incarnations."""
         size = 0
-        for path in self._folder.glob(f"{self._worker}.*.experts"):
+        # The id of another worker may begin with this one and a dot.
+        for path in self._folder.glob(f"{self._worker}.{_ANY_EPOCH}.*.experts"):
             with suppress(FileNotFoundError):  # a reader has just removed the file
                 size += path.stat().st_size
         return size
