@@ -1,4 +1,4 @@
-"""Checks of Tokenbus's own options for bounds, which buf does not check."""
+"""Checks the options that declare bounds in the schema, because buf does not check them."""
 
 import math
 from collections import defaultdict

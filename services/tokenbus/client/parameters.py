@@ -131,7 +131,7 @@ class RequestParameters(TypedDict, total=False):
     parent: int | None
     """Id of the preceding request in the same session; default: unknown."""
     tenant: int | None
-    """Number of a gateway's tenant; sessions of different tenants are separate; default: 0, the gateway itself."""
+    """Id of the user for whom this client asks, whose sessions are separate; default: 0, the client itself."""
     request_id: int | None
     """Id of the request, from 1 to 2**64 - 1; default: a random id."""
     continuation: str | None

@@ -382,8 +382,8 @@ class SendQueue:
 class Backlog:
     """A first-in first-out queue of received steps and request ends.
 
-    A step that has left the queue counts towards the size until all its rows are delivered. Above a size of
-    `compacted_bytes`, the delivered rows of such steps are freed. Below that size, freeing costs too much time.
+    A step that has left the queue counts towards the size until all its rows are delivered. While
+    the backlog is larger than `compacted_bytes`, delivered rows of such steps are freed; below, that takes too long.
     """
 
     def __init__(self, compacted_bytes: int = 0) -> None:

@@ -64,7 +64,7 @@ class Ending(NamedTuple):
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The parameters of a request's choices and of the form of its answer."""
+    """A client's request: how to generate the choices, and how to write the answer."""
 
     model: str
     prompts: Sequence[Sequence[int]]

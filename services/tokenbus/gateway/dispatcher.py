@@ -119,7 +119,7 @@ class Dispatcher:
         return self._unsent + max(len(self._opened), len(self._client.requests))
 
     def running_and_waiting(self) -> dict[str, tuple[int, int]]:
-        """Return, by model, the numbers of open requests with and without a token. Any thread may call this."""
+        """Count each model's open requests with their first token, and those without it. Any thread may call this."""
         found: dict[str, tuple[int, int]] = {}
         for one in list(self._opened.values()):
             running, waiting = found.get(one.answer.model, (0, 0))

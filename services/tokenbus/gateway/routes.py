@@ -213,12 +213,12 @@ class Routes:
         self, request: Request, asked: CompletionRequest, answer: Answer, request_ids: list[int], kept_bytes: int
     ) -> Response:
         dispatcher, named = self._gateway.dispatcher, self._gateway.named
-        caller = visitor_of(request.scope).caller
+        caller, recorder = visitor_of(request.scope).caller, answer.recorder
 
         def close() -> None:
             dispatcher.close(request_ids)
-            if answer.recorder is not None:
-                answer.recorder.close()
+            if recorder is not None:  # not the answer's, which would refer to itself
+                recorder.close()
             if named.get(asked.name) is request_ids:
                 del named[asked.name]
 

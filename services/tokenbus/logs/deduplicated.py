@@ -64,7 +64,7 @@ class DeduplicatedLog:
             _sum_up(event, repetition, even_one=even_one)
 
     def expire(self) -> None:
-        """Log the summary of events that were not repeated for `quiet_ms`."""
+        """Log a summary of the repeated events of each key that has been quiet for `quiet_ms`."""
         now = self._now()
         while self._open:
             key, kinds = next(iter(self._open.items()))

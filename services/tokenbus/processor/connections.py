@@ -226,7 +226,7 @@ class Connections(ABC, Generic[P]):
         }
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
-        """Return whether a hello has the peer's proof. An empty proof fails while another connection is alive."""
+        """Return whether a hello comes from the known peer. An empty proof fails while its connection is alive."""
         is_proven = hmac.compare_digest(known.proof, proof)
         return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
 

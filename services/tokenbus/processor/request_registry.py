@@ -302,7 +302,7 @@ class RequestRegistry:
         return ended_here or (is_sent_again and self.table.has_ended_at_client(request_id))
 
     def client_ended(self, request_id: int, owner: int) -> None:
-        """Drop the rows of an unclaimed request that has ended at its client, unless another client owns it.
+        """Drop the rows of an unclaimed request when its owner reports that the request has ended.
 
         After the loss of a processor, workers replay such rows. Keeping the rows would delay later acks.
         """

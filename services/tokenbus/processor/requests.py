@@ -301,7 +301,7 @@ class RequestTable:
         return request
 
     def resume(self, request_id: int, position: int, now: float) -> Request:
-        """Open a request that a client resumes before any worker has named it."""
+        """Open a request that a client resumes before any worker has reported the request."""
         return self.open(request_id, position, NO_STREAM, State.RESUMED, Deadline(now))
 
     def dispatch(self, request: Request, stream: int) -> None:

@@ -348,7 +348,7 @@ def _by_request(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _are_of_one_request(one: Turn, other: Turn) -> bool:
-    """Return whether two turns with the same first id can belong to one request."""
+    """Return whether two turns can belong to one request; both name the same first turn, but ids may be reused."""
     if one.attempt.turn != other.attempt.turn:
         return True
     prefill, decode = sorted((one, other), key=_is_decode)

@@ -20,7 +20,7 @@ class SettingsError(UsageError, ValueError):
         self.limit = limit
         self.actual = actual if isinstance(actual, Shown) else Shown(shown(actual))
         self.where = where or key
-        super().__init__(key, limit, self.actual, self.where)  # pickle needs all arguments
+        super().__init__(key, limit, self.actual, self.where)  # makes the error picklable
 
     def __str__(self) -> str:
         return f"{self.where}: {self.limit}" + (f", got {self.actual}" if self.actual else "")

@@ -150,8 +150,10 @@ class ProcessorSettings(Section):
     drain_timeout_ms: int = 10_000  # time limit at shutdown for open requests
     max_requests: int = 65_536  # limit of open requests; gateways and workers have smaller limits
     requests_per_peer: int = 8192  # limit of open requests per client or key, and of unclaimed requests per worker
-    credit_items: int = 256  # limit of unaccepted items from a worker: some seconds of steps
-    credit_bytes: int = 67_108_864  # limit of unaccepted bytes from a worker: eight of the largest messages
+    credit_items: int = 256  # items that a worker may send ahead of the processor: some seconds of steps
+    credit_bytes: int = (
+        67_108_864  # bytes that a worker may send ahead of the processor: eight messages of maximum size
+    )
     pending_items: int = 2048  # waiting items of a stream above which the slowest consumer is evicted
     pending_bytes: int = 134_217_728  # waiting bytes of a stream above which the slowest consumer is evicted
     step_timeout_ms: int = 2000  # time limit for missing parts of a step; ranks are milliseconds apart

@@ -339,7 +339,7 @@ class QueueReceiver:
             raise AddressError(f"ipc://{path}", error.strerror or str(error)) from None
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(path).unlink(missing_ok=True)  # a killed get side leaves its path behind
+            Path(path).unlink(missing_ok=True)  # the path of a reader that was killed
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.setblocking(False)  # noqa: FBT003 - the standard library's
             self._listener.bind(path)

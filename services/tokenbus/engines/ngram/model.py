@@ -28,7 +28,7 @@ class Tables(NamedTuple):
     parents: Ids
     """Each context without its oldest token, or ABSENT for a context of one token."""
     keys: Ids
-    """Sorted keys of the contexts of several tokens, followed by a sentinel.
+    """The sorted keys of all contexts with two or more tokens, followed by a sentinel.
 
     A key is `number of the context without its newest token * vocabulary size + newest token`.
     """

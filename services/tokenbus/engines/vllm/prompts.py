@@ -16,7 +16,7 @@ class _Wanted(NamedTuple):
     first: int
     alternatives: int
     are_named: bool
-    """Whether the request named the ids of the alternatives, instead of a number of most probable tokens."""
+    """Whether the request named the ids of the alternatives. If false, it gave the number of alternatives."""
 
 
 class PromptsToScore:
