@@ -63,7 +63,7 @@ class Documented(NamedTuple):
 
 
 def public_names() -> Iterator[tuple[str, list[Documented]]]:
-    """Yield each heading with its names. Public methods follow their class."""
+    """Yield each heading of the page with its public names. The public methods of a class follow the class."""
     for heading, names in _GROUPS.items():
         yield heading, [each for name in names.split() for each in _of(name)]
 

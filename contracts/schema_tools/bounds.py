@@ -72,7 +72,7 @@ def bound_faults(tree: Tree) -> Iterator[str]:
 
 
 def _changed(name: str, released: dict[str, int], now: dict[str, int]) -> Iterator[str]:
-    """Yield removed bounds, and bounds added to released fields, which refuse valid values of older writers."""
+    """Yield a line for each bound that was added, removed or changed since the last release."""
     for bound in sorted(released.keys() | now.keys()):
         was, value = released.get(bound), now.get(bound)
         if was is None:
@@ -115,7 +115,7 @@ def _missing(message: Message) -> Iterator[str]:
 
 
 def _same_length(now: dict[str, dict[str, int]]) -> Iterator[list[str]]:
-    """Yield the names of the bounds that must be equal because their columns have equal length."""
+    """Yield groups of names: the bounds of a group must be equal, because their columns have equal lengths."""
     columns = defaultdict(list)
     for name, bounds in now.items():
         if length := bounds.get("length"):

@@ -25,7 +25,7 @@ def generated_files(tree: Tree) -> dict[str, bytes]:
 
 
 def write_generated(tree: Tree) -> list[str]:
-    """Write the generated files, remove all others, and return the names that changed."""
+    """Write the generated files, remove all other files, and return the names of the changed files."""
     files = generated_files(tree)
     tree.generated.mkdir(parents=True, exist_ok=True)
     changed = _stale(tree, files)
@@ -41,7 +41,7 @@ def write_generated(tree: Tree) -> list[str]:
 
 
 def stale_files(tree: Tree) -> list[str]:
-    """Return the names of outdated, missing and foreign files in the generated folder."""
+    """Return the names of files in the generated folder that are outdated, missing or not generated."""
     return _stale(tree, generated_files(tree))
 
 
@@ -83,7 +83,7 @@ def _classes(tree: Tree) -> dict[str, str]:
 
 
 def _columns(contract: Schema) -> str:
-    """Return the columns of LogprobBatch as constructor arguments and as attributes."""
+    """Return the module that declares the columns of LogprobBatch as constructor arguments and as attributes."""
     given, arrays, names = [], [], []
     for field in contract.messages["LogprobBatch"].fields:
         if field.bounds.length:

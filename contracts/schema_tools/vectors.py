@@ -1,7 +1,7 @@
 """Golden messages: files with bytes, and JSON files with the expected contents or the expected error.
 
-Existing bytes are never rewritten, and `make vectors` derives all other files from the bytes. The generated
-class makes the JSON of a valid message without the codec, so that tests can compare the codec with this JSON. To add a
+Existing bytes are never rewritten, and `make vectors` derives all other files from the bytes. Protobuf's generated
+class, not the codec, makes the JSON of a valid message, so that tests can compare the codec with this JSON. To add a
 message, write the JSON of its header and columns: `make vectors` then writes its bytes. If the generated class cannot
 write certain bytes, write these bytes by hand, with a JSON file that names the error.
 """
@@ -28,7 +28,7 @@ _SPARSE = ("stops", *(column.name for column in EXTRA_COLUMNS))
 
 
 def write_vectors(tree: Tree) -> list[str]:
-    """Write missing and outdated files, and return the names that changed."""
+    """Write missing and outdated files, and return the names of the changed files."""
     files = _files(tree)
     changed = [name for name in sorted(files) if _bytes_of(tree.vectors / name) != files[name]]
     for name in changed:
@@ -37,7 +37,7 @@ def write_vectors(tree: Tree) -> list[str]:
 
 
 def vector_faults(tree: Tree) -> Iterator[str]:
-    """Yield a line for each outdated, missing or foreign file."""
+    """Yield a line for each file that is outdated, missing or not expected."""
     files = _files(tree)
     present = {path.relative_to(tree.vectors).as_posix() for path in tree.vectors.rglob("*") if path.is_file()}
     for name in sorted(files.keys() | present):
@@ -88,7 +88,7 @@ def _encoded(name: str, written: dict[str, Any]) -> bytes:
 
 
 def _decoded(name: str, data: bytes, written: dict[str, Any]) -> dict[str, Any]:
-    """Return the contents of the JSON file for valid bytes. Only the value of `shows` is written by hand."""
+    """Return the contents of the JSON file for valid bytes. Only its description, `shows`, is written by hand."""
     try:
         batch = LogprobBatch.FromString(data)
     except DecodeError as error:

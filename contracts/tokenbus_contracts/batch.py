@@ -24,7 +24,7 @@ _BASE_COUNT = len(BASE_COLUMNS)
 STOP_TOKEN, FIRST_STOP_TEXT = 1, 2
 """Values in the column `stops`. The stop text at index i has the value FIRST_STOP_TEXT + i."""
 _OPTIONAL = ("stops", "extras", "given_counts", "mask_bounds")
-"""Columns that may be empty even if the batch has rows or stopped rows."""
+"""Columns that may be empty: each of their values then counts as zero."""
 _set = object.__setattr__  # LogprobBatch.__setattr__ refuses every assignment
 
 
@@ -114,7 +114,7 @@ class LogprobBatch(ColumnArrays):
         return {column.name: getattr(self, column.name) for column in self._present()}
 
     def arrays(self, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-        """Return several columns, faster than one attribute at a time, because views of a message are not cached."""
+        """Return several columns. This is faster than reading attributes, because views of a message are not cached."""
         if self._message is None:
             return [getattr(self, name) for name in names]
         return list(map(self._message.array, names))
@@ -140,7 +140,7 @@ class LogprobBatch(ColumnArrays):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return the header's ids and the sizes, without the columns."""
+        """Return the header's ids and the numbers of rows, tokens and alternatives, without the columns."""
         header = self.header
         return (
             f"<LogprobBatch {header.worker_id}/{header.epoch} sequence={header.sequence} step={header.step} "
@@ -233,7 +233,7 @@ class LogprobBatch(ColumnArrays):
         """Return a batch with a range of consecutive tokens of each row, including all values of these tokens.
 
         `begins` and `ends` have one token index for each row. Each row's new position is the position of its first
-        remaining token. Statuses do not change, so an active row is valid only if at least one token remains.
+        remaining token. The rows keep their statuses, so an active row without a remaining token is invalid.
         """
         first, last = np.asarray(begins, np.intp), np.asarray(ends, np.intp)
         if first.shape != (self.row_count,) or last.shape != first.shape:

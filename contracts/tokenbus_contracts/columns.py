@@ -14,7 +14,7 @@ from tokenbus_contracts.schema import BASE_COLUMNS, COLUMN, COLUMNS
 _CODES = {1: "B", 4: "I", 8: "Q"}
 _ONE = {code: Struct(f"<{code}").unpack_from for code in _CODES.values()}
 _FIRSTS = [_ONE[_CODES[column.item_bytes]] for column in COLUMNS if column.length == ColumnLength.COLUMN_LENGTH_ROWS]
-"""Functions that read one value of a column: one function for each of the columns with one element per row."""
+"""One function for each column with one element per row: the function reads a single value of the column."""
 _PLACES = {
     2 * len(columns): {
         column.name: (place, place + len(columns), column.dtype, _CODES[column.item_bytes], column.empty)
@@ -22,7 +22,7 @@ _PLACES = {
     }
     for columns in (BASE_COLUMNS, COLUMNS)
 }
-"""For both lengths of `places`, the indexes at which `places` has each column's offset and number of elements."""
+"""For both lengths of `places`: where `places` has each column's offset and length, and how to read the column."""
 
 
 class MessageColumns:

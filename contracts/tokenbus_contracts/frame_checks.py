@@ -183,7 +183,7 @@ def _nested(rule: FieldRule, path: str) -> Check | None:
 
 
 def _is_number(rule: FieldRule) -> bool:
-    """Return whether a field is a single number or enum that is never absent and has no bound except a range."""
+    """Return whether a field is a single, always present number or enum that only a range bounds."""
     field = rule.field
     is_other = field.is_repeated or field.has_presence or field.cpp_type == FieldDescriptor.CPPTYPE_STRING
     return not (is_other or field.message_type or rule.bounds.finite)

@@ -57,7 +57,7 @@ def read_frame(frame: type[_Frame], data: bytes) -> _Frame:
 
 
 def body_of(frame: type[Message], data: bytes) -> str | None:
-    """Return the name of a frame's body, such as "hello", or None if the first fields do not contain the body."""
+    """Return the name of a frame's body, such as "hello", or None if the body is not among the first fields."""
     fields, bodies = frame.DESCRIPTOR.fields_by_number, _rules_of(frame).bodies
     names = (fields[number].name for number in field_numbers(data, _MOST_PEEKED) if number in fields)
     return next((name for name in names if name in bodies), None)

@@ -56,7 +56,7 @@ def from_message(message: HeaderMessage) -> BatchHeader:
 
 
 def from_values(values: Sequence[int], worker_id: str) -> BatchHeader:
-    """Return a header with this worker id and with values indexed by field number."""
+    """Return a header with this worker id. `values` has each other value at the index of its field number."""
     return _named([worker_id, *_NUMBERED(values)])
 
 

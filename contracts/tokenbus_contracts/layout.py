@@ -75,7 +75,7 @@ class Layout:
         self.starts[_MASK_TOKENS] = self._mask_starts[masked]
 
     def elements(self, rows: Index) -> dict[int, Index]:
-        """Return the element indexes of the given rows, for each kind of column. They keep the order of `rows`."""
+        """Return the element indexes of the given rows, in the order of `rows`, for each kind of column."""
         return {
             length: _ranges(starts[rows], starts[rows + 1] - starts[rows]) for length, starts in self.starts.items()
         }
@@ -109,5 +109,5 @@ def _starts_of(counts: npt.NDArray[np.unsignedinteger | np.signedinteger]) -> In
 
 
 def _ranges(begins: Index, lengths: Index) -> Index:
-    # Start with consecutive numbers. Then shift the numbers of each range so that they start at its begin.
+    # Start with consecutive numbers. Then shift each range, so that its first number is the range's begin.
     return np.arange(lengths.sum(), dtype=np.intp) + np.repeat(begins - _starts_of(lengths)[:-1], lengths)

@@ -59,7 +59,7 @@ class PromptScores:
         return self.end >= self.prompt_tokens
 
     def chunks(self) -> Iterator[PromptScoresChunk]:
-        """Yield the scores as one or more messages. Without scores, a single empty message still reports the end."""
+        """Yield the scores as one or more messages. If there are no scores, yield one message without tokens."""
         alternatives = self.alternative_logprobs.shape[1]
         line = alternatives * _ITEM_BYTES
         once, each = (line, line) if self.are_named else (0, 2 * line)

@@ -64,7 +64,7 @@ def write(batch: LogprobBatch, limits: Limits) -> bytes:
         if length:
             prefix = prefix_of(key, length)
             size += len(prefix) + length
-            # Once the message is too large, only the size is summed, for the error.
+            # If the message is too large, the loop only adds up the size, which the error states.
             if size <= most:
                 as_it_lies = length >= _SMALL_BYTES and values.flags.c_contiguous
                 pieces += (prefix, values if as_it_lies else values.tobytes())
@@ -78,9 +78,9 @@ def deal(  # noqa: PLR0913, PLR0917 - the arguments of the compiled function
 ) -> tuple[Index, list[Share]] | None:
     """Distribute a batch's rows among the consumers of their requests. `slots` has the index of each row's request.
 
-    Returns the indexes of the rows, ordered by consumer and then by batch index, and a Share for each consumer. A Share
-    with a number below `least` has no message. The messages are not validated. Returns None if the batch is not a
-    received message, or if a row is not the next row of its request.
+    Returns the indexes of the rows, ordered by consumer and then by batch index, and a Share for each consumer. The
+    Share of a consumer whose number is below `least` has no message. The messages are not validated. Returns None if
+    the batch is not a received message, or if a row is not the next row of its request.
     """
     message = batch._message  # noqa: SLF001 - the columns of a message are encoded already
     if message is None:

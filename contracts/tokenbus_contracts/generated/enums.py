@@ -21,7 +21,7 @@ class StepPhase(IntEnum):
     UNSPECIFIED = 0
     """Invalid."""
     PREFILL = 1
-    """The step computed only prompts, and the first token after each prompt."""
+    """The step computed prompts and the first token after each prompt, but no later tokens."""
     DECODE = 2
     """The step computed only tokens that follow earlier tokens."""
     MIXED = 3

@@ -71,8 +71,8 @@ class RequestColumns(ctypes.Structure):
     ) -> "RequestColumns":
         """Return the arrays as RequestColumns. The caller must keep the arrays alive as long as the result.
 
-        Element i of each array belongs to request i: the request's stream, consumer (`shares`), state, and position of
-        the next token. Only rows of requests in the state `running` are distributed.
+        Element i of each array describes request i: its stream, its consumer (in `shares`), its state, or the position
+        of its next token. Only rows of requests in the state `running` are distributed.
         """
         columns = (streams, shares, states, positions)
         return cls(*(column.__array_interface__["data"][0] for column in columns), streams.size, running)
@@ -83,7 +83,7 @@ _latest: list[tuple[Limits | None, Rules]] = [(None, Rules())]
 _BASE, _ALL = len(BASE_COLUMNS), len(COLUMNS)
 _OF_EXTRAS = f"{8 * (_ALL - _BASE)}x"
 _PLACES = {2 * _ALL: Struct(f"{2 * _ALL}q"), 2 * _BASE: Struct(2 * f"{_BASE}q{_OF_EXTRAS}")}
-"""The struct formats of a message's `places`, by length: with the extra columns, and with only the base columns."""
+"""The struct formats of `places` by its length, which depends on whether the message has extra columns."""
 _BASE_ALONE, _WITH_EXTRAS = 1, 2
 """The kinds of accepted messages, as in accept.c."""
 _LAYOUTS = {
@@ -174,7 +174,7 @@ def _schema_rules() -> Rules:
 
 
 def _load() -> tuple[Any, Any, Any]:
-    """Return the C functions check, select and deal, or three times None if the library cannot be used."""
+    """Return the C functions check, select and deal, or three None values if the library cannot be used."""
     if os.environ.get("TOKENBUS_PURE_PYTHON", "0") not in ("", "0") or sys.byteorder != "little":
         return _NONE
     if not LIBRARY.exists():

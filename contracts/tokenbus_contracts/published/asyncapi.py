@@ -18,7 +18,7 @@ _PARTS = {
     ("ServerFrame", "outputs"): ["ServerFrame", "LogprobBatch (target)", "LogprobBatch (draft), if has_draft is set"],
     ("ServerFrame", "watched_item"): ["ServerFrame", "LogprobBatch or RequestEvent, as watched_item.payload_kind says"],
 }
-"""The parts of each transport message in which other parts follow the frame."""
+"""The parts of each transport message that has more parts than its frame."""
 _EXAMPLES = ("one_row", "two_rows_with_alternatives", "draft", "finished_stop", "first_part")
 
 

@@ -23,7 +23,7 @@ _ALWAYS_THERE = {
     ColumnLength.COLUMN_LENGTH_ALTERNATIVES,
     ColumnLength.COLUMN_LENGTH_PROPOSALS,
 }
-"""The lengths of the columns that are present in every message with rows."""
+"""The values of the option `length` for columns that are not optional in a message with rows."""
 _NUMBERS = (
     {
         FieldDescriptorProto.TYPE_BOOL: (0, 1),
@@ -35,7 +35,7 @@ _NUMBERS = (
     {FieldDescriptorProto.TYPE_FIXED32: (0, 2**32 - 1), FieldDescriptorProto.TYPE_SFIXED32: (-(2**31), 2**31 - 1)},
     {FieldDescriptorProto.TYPE_FIXED64: (0, 2**64 - 1), FieldDescriptorProto.TYPE_SFIXED64: (-(2**63), 2**63 - 1)},
 )
-"""The number types with their ranges. Types of the same group encode a number within both ranges alike."""
+"""The number types with their ranges. Two types of a group have the same encoding of each number in both ranges."""
 
 
 class Change(NamedTuple):
@@ -198,7 +198,7 @@ def _bounds(subject: str, was: _Bounds, now: _Bounds, sides: _Sides) -> Iterator
             text = f"{demand}: {how}: {sides.refusal(by_new=bool(after))}"
             yield Change(subject, breaks=True, sentence=text)
     for default, bound in _DEFAULTS.items():
-        # If the default limit is absent, the bound itself applies.
+        # If a default is absent, the bound without `default_` applies.
         before, after = (_value(each, default) or _value(each, bound) for each in (was, now))
         if _value(was, bound) == _value(now, bound) and before != after:
             yield _moved(subject, default, before, after, sides, is_upper=True)

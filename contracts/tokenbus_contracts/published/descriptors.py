@@ -20,7 +20,7 @@ from tokenbus_contracts.schema import bounds_in, message_bounds_in
 
 PACKAGE = Path(__file__).parents[1]
 _MESSAGES, _ENUMS, _FIELDS, _NESTED, _NESTED_ENUMS, _VALUES = 4, 5, 2, 3, 4, 2
-"""Field numbers in descriptor.proto. The path of a comment has such numbers and list indexes in turn."""
+"""Field numbers in descriptor.proto. In the path of a comment, such numbers alternate with list indexes."""
 _OURS = "tokenbus.v1."
 FRAMES = {
     "WorkerFrame": ("workers", "processors"),

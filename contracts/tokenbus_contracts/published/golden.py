@@ -31,7 +31,7 @@ def golden_messages() -> Iterator[GoldenMessage]:
             if message.is_valid:
                 tokenbus.decode(message.data, tokenbus.Limits.schema())
     """
-    # The folder is in the installed package or in a clone.
+    # An installed package and a clone have the golden messages in different folders.
     folder = next(each for each in (PACKAGE / "vectors", PACKAGE.parent / "vectors" / "v1") if each.is_dir())
     for path in sorted(folder.glob("*valid/*.json")):
         name = f"{path.parent.name}/{path.stem}"

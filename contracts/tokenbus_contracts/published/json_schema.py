@@ -110,7 +110,7 @@ def _of_float(field: Field) -> Document:
 
 
 def _one_of(names: list[str]) -> Document:
-    """Return a schema that allows at most one of the names, because a newer minor version may use another name."""
+    """Return a schema that allows one of the names, or none, because a newer minor version may add names."""
     each = [{"required": [name]} for name in names]
     return {"oneOf": [*each, {"not": {"anyOf": each}}]}
 

@@ -1,4 +1,4 @@
-"""Checks of the extra columns: permission by scoring, lengths, bounds and order."""
+"""Checks of the extra columns: whether the row's scoring permits a value, lengths, bounds and order."""
 
 import numpy as np
 import numpy.typing as npt

@@ -135,7 +135,7 @@ def _check_agreement(batch: LogprobBatch, sampled: _Sampled) -> None:
             field = f"ranks[{int(sampled.places[token])}]"
             raise ContractError(field, limit, int(sampled.ranks[token]), rule=Rule.AGREEMENT)
     # A sampled token that is also an alternative must have the same value in both columns.
-    # The value at the token's rank was compared above, so it is enough to count the alternatives elsewhere.
+    # An alternative at its token's rank was compared above. If no other alternative has its token's id, the check ends.
     own = np.repeat(sampled.ids, sampled.top_ks) == ids
     same &= ids[elements] == sampled.ids
     if np.count_nonzero(own) == np.count_nonzero(same):
