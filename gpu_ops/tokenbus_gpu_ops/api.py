@@ -61,7 +61,7 @@ def token_logprobs(  # noqa: PLR0913 - keyword-only with defaults
         are returned.
         entropies: whether to return entropies, for all requests or per request.
         given_token_ids: up to 128 ids per request to score at each token, concatenated over the requests.
-        given_counts: the number of given ids of each request. By default, all requests use all ids.
+        given_counts: the number of given ids of each request. By default, all requests use all given ids.
         mask_bounds: the largest mask whose ids are returned (up to 1024, or 0 for no mask), for all requests or per
         request.
         value_kind: the kind of the logits and of the returned values.
@@ -148,7 +148,7 @@ def _on_gpu(  # noqa: PLR0913, PLR0917 - internal
 def _prepared_once(  # noqa: PLR0913, PLR0917 - internal
     logits: Looks, other: Looks | None, ids: Looks, top_k: int, asked: Asked, kind: ValueKind
 ) -> Any:  # noqa: ANN401
-    """Validate and lay out a call. The result is cached for later calls with the same shapes."""
+    """Validate a call's arguments, and plan its launch. The result is cached for later calls with the same shapes."""
     there, their_ids = Tensor.looking(logits), Tensor.looking(ids)
     planned, extra = _planned(there, None if other is None else Tensor.looking(other), (top_k,), asked, kind)
     return _launching().prepare(planned, there, their_ids, extra, as_logits=kind in _LOGITS)

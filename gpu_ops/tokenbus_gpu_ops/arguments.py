@@ -19,7 +19,7 @@ _HIGHEST_ID = COLUMN["token_ids"].max
 
 
 def check_logits(logits: Tensor, other: Tensor | None = None) -> None:
-    """Raise ContractError for invalid logits, or if the other logits differ in shape, type or device."""
+    """Raise ContractError if either tensor is invalid, or if their shapes, types or devices differ."""
     _check_rows("logits", logits)
     if other is not None:
         _check_rows("other_logits", other)
@@ -57,7 +57,7 @@ def check_top_k(plan: Plan, vocabulary: int) -> None:
 
 
 def place_ids(ids: Tensor, plan: Plan, rows: int) -> Index | None:
-    """Return the index in `ids` of each token's id, or None if token i has index i."""
+    """Return the index in `ids` of each token's id, or None if the ids are in the order of the tokens."""
     allowed = _ID_TYPES if ids.device is None else GPU_ID_TYPES
     if ids.dtype not in allowed:
         raise ContractError("token_ids", f"whole numbers ({', '.join(allowed)})", ids.dtype, rule=Rule.TYPE)

@@ -68,7 +68,7 @@ def body(tokens: int, scored: int, alternatives: int, extras: Shape = NOTHING) -
         prefix_of(column.key, count * _ITEM_BYTES) if count else b""
         for column, count in zip(COLUMNS, items, strict=True)
     ]
-    # The first column is aligned. From 4,096 tokens on, all columns are aligned, because each prefix has four bytes.
+    # The first column is aligned. Prefixes of four bytes (from 4,096 elements on) also keep later columns aligned.
     first = _aligned(read + len(prefixes[0]))
     at = first - len(prefixes[0])
     begin, places = at, []
@@ -249,7 +249,7 @@ class TokenColumns:
         return LogprobBatch(header._replace(value_kind=self.value_kind), **self.columns, **self.extra_columns, **rows)
 
     def __repr__(self) -> str:
-        """Return the sizes, without waiting for the results."""
+        """Return the numbers of rows, tokens and alternatives, without waiting for the results."""
         plan = self._plan
         return f"<TokenColumns rows={plan.requests} tokens={plan.tokens} alternatives={plan.alternatives}>"
 
@@ -269,7 +269,7 @@ class TokenColumns:
 
 
 class Arrival:
-    """The memory with the results of a call. In this class, the results are complete, and no method waits."""
+    """The memory with the complete results of a call. Only subclasses wait for results."""
 
     __slots__ = ("_memory",)
 

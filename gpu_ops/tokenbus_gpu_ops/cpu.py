@@ -23,7 +23,7 @@ FLOOR = np.float32(-9999.0)
 BLOCK = 1 << 18
 """The number of logits per block. A block of floats has a megabyte and stays in the cache."""
 _WIDE = 4096
-"""The row length above which it is faster to count the logits of one row at a time than of all rows at once."""
+"""The row length from which counting the logits row by row is faster than counting all rows at once."""
 _GROUP = 64
 _FEWEST_GROUPS = 4
 """The minimum number of groups per alternative. With fewer groups, the search would find too many candidates."""
@@ -54,7 +54,7 @@ def compute(  # noqa: PLR0913, PLR0917 - the properties of one call
     more = None
     if extras is not None:
         more = _More(extras.given_token_ids, *(place.view(memory) for place in body.extras))
-    with np.errstate(all="ignore"):  # the code itself reports infinities and NaN
+    with np.errstate(all="ignore"):  # numpy need not warn: each faulty row gets a fault reason
         _put(own, _Blocks(logits), columns, more, as_logits=as_logits)
         if extras is not None and other is not None:
             of = extras.others
@@ -83,7 +83,7 @@ class _Rows(NamedTuple):
 
 
 class _More(NamedTuple):
-    """The ids that requests gave, and the memory of the columns of extra scores."""
+    """The given ids of the requests, and the output columns for extra scores."""
 
     given_ids: npt.NDArray[np.uint32]
     other_logprobs: npt.NDArray[Any]
@@ -153,8 +153,8 @@ def _put_each(into: npt.NDArray[Any], places: npt.NDArray[Any], values: npt.NDAr
 class _Groups(NamedTuple):
     """The maximum of each group of logits.
 
-    Group g consists of every `across`-th logit from g on. The last group also has the remaining logits. Neighbouring
-    logits are in different groups, so that numpy finds the maxima of all groups at once, element by element.
+    Group g consists of every `across`-th logit, beginning with logit g. One more group has the remaining logits.
+    Neighbouring logits are in different groups, so that numpy finds the maxima of all groups at once.
     """
 
     largest: Floats
@@ -193,7 +193,7 @@ class _Found(NamedTuple):
 
 
 def _candidates(logits: Floats, groups: _Groups, most: int) -> _Found:
-    """Return the `most` largest logits of each row, and all further logits that equal the smallest of these logits."""
+    """Return the `most` largest logits of each row, all that equal the smallest of these, and perhaps some others."""
     width = logits.shape[1]
     count = groups.largest.shape[1]
     if count < _FEWEST_GROUPS * most:

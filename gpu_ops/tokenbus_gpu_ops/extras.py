@@ -80,7 +80,7 @@ class Extras:
     others: Index
     """The index of the scored token for each row of `other_logits`."""
     items: npt.NDArray[Any]
-    """An array of ITEMs: first one for each scored token, then one for each row of `other_logits` that is read."""
+    """An ITEM for each scored token, followed by an ITEM for each row of `other_logits` that is read."""
 
 
 def extras(plan: Plan, vocabulary: int, asked: Asked, *, has_other: bool, is_processed: bool) -> Extras | None:

@@ -29,7 +29,7 @@ class Plan:
     scored: int
     alternatives: int
     top_k: int | None
-    """The number of alternatives of every token, or None if tokens differ or some token i does not have row i."""
+    """The number of alternatives per token if all tokens have the same number and token i has row i, or None."""
     most: int
     token_counts: Bytes
     top_ks: Bytes
@@ -167,7 +167,7 @@ def whole(name: str, values: Any, most: int) -> Index:  # noqa: ANN401
     if found.dtype.kind not in "iu":
         raise ContractError(name, "whole numbers", found.dtype.name, rule=Rule.TYPE)
     numbers = found.astype(np.intp, copy=False)
-    # As unsigned integers, negative numbers exceed `most`, so one comparison finds all faults except wrapped uint64.
+    # Read as unsigned, negative numbers exceed `most`, so one comparison finds all faults, except for uint64 input.
     if numbers.view(np.uintp).max() > most or found.dtype == np.uint64:
         for limit, place, rule in ((0, int(found.argmin()), Rule.MIN), (most, int(found.argmax()), Rule.MAX)):
             value = int(found[place])

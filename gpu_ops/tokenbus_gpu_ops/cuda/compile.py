@@ -22,7 +22,7 @@ _MACROS = {"bfloat16": "LOGITS_BF16", "float16": "LOGITS_F16", "float32": "LOGIT
 
 
 def macros_of(dtype: str, *, with_alternatives: bool, with_extras: bool = False) -> list[str]:
-    """Return the macros of the kernel for one type of logits. A kernel with extras also has alternatives."""
+    """Return the macros of the kernel for one type of logits. A kernel for extra scores also finds alternatives."""
     alternatives = ["WITH_ALTERNATIVES"] if with_alternatives or with_extras else []
     return [_MACROS[dtype], *alternatives, *(["WITH_EXTRAS"] if with_extras else [])]
 

@@ -37,13 +37,13 @@ _RECIPES_KEPT = 1024
 THREADS = 256
 VECTOR_BYTES = 16
 VECTORS_OF_GROUPS = 20480
-"""The maximum number of vectors in a part with alternatives, because the kernel's memory for maxima is limited."""
+"""If alternatives are wanted, a part of a row has at most this many vectors: the memory for maxima is limited."""
 
 _BLOCKS_PER_PROCESSOR = 2
 _MOST_PARTS = 32
 _BLOCKS_PER_PROCESSOR_WITH_ALTERNATIVES = 1
 _MOST_PARTS_WITH_ALTERNATIVES = 8
-"""The limit of parts with alternatives is lower, because one block merges the candidates of all parts."""
+"""If alternatives are wanted, a row has fewer parts, because one block merges the candidates of all parts."""
 
 
 class _Shape(NamedTuple):
@@ -64,7 +64,7 @@ class _Shape(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """The data that calls of one shape share."""
+    """The data that all calls of the same shape use."""
 
     grid: tuple[int, int]
     output_bytes: int
@@ -73,7 +73,7 @@ class _Recipe(NamedTuple):
     mask_ids_at: int
     uploads_at: int
     packed: bytes
-    """The fields of the struct Call after the addresses."""
+    """The fields of the struct Call that follow the addresses."""
 
 
 class _Uploads(NamedTuple):
@@ -279,7 +279,7 @@ def _recipe(shape: _Shape) -> _Recipe:
 
 
 def _uploads(plan: Plan, ids: Tensor, rows: int, vocabulary: int, extras: Extras | None) -> _Uploads:
-    """Return the per-token arguments. They are not needed if all tokens are alike and token i has row i."""
+    """Return the per-token arguments: at most the token ids if all tokens are alike and token i has row i."""
     own = host_ids(ids, plan, rows, vocabulary) if ids.device is None else None
     at = np.arange(plan.tokens) if own is not None else place_ids(ids, plan, rows)
     is_alike = plan.top_k is not None and (extras is None or extras.shape.is_alike)

@@ -15,7 +15,7 @@ MAX_PINNED_BYTES = 1 << 28
 """The maximum pinned memory for one device in bytes, including referenced results and free blocks."""
 _STREAMS_KEPT = 8
 TICKET_BYTES = 4 * 2 * MAX_TOKENS
-"""The size of all tickets in bytes. Each token may need two: one for `logits`, and one for `other_logits`."""
+"""The size of all tickets in bytes. A token may need two tickets: one for `logits`, one for `other_logits`."""
 
 
 class Pinned:
@@ -51,13 +51,13 @@ class Pinned:
 
 
 class Pool:
-    """The pinned memory of one device. The GPU may still write to returned blocks, so `take` checks their events."""
+    """The pinned memory of one device. The GPU may still write to a free block, so `take` checks the block's event."""
 
     def __init__(self, max_bytes: int = MAX_PINNED_BYTES) -> None:
         self._free: dict[int, deque[Pinned]] = {}
         self._max_bytes = max_bytes
         self.bytes = 0
-        """The number of allocated bytes in use or free."""
+        """The number of allocated bytes, including free blocks."""
 
     def take(self, wanted: int) -> Pinned:
         """Return a block of at least `wanted` bytes."""
@@ -85,7 +85,7 @@ class Pool:
         self._free.setdefault(piece.size, deque()).append(piece)
 
     def _let_go(self, wanted: int) -> None:
-        """Free unused blocks of other sizes."""
+        """Free unused blocks of sizes other than `wanted` until `wanted` bytes can be allocated."""
         for size, free in self._free.items():
             while size != wanted and free and self.bytes + wanted > self._max_bytes:
                 piece = free.popleft()
@@ -96,7 +96,7 @@ class Pool:
 
 
 class Scratch:
-    """The device memory of one stream. The calls of the stream use the memory in turn."""
+    """The device memory of one stream. The calls of the stream use the memory one after another."""
 
     __slots__ = ("_last", "address", "size")
 
@@ -122,7 +122,7 @@ class Scratch:
     def take_turn(self, stream: int, result: Pinned) -> None:
         """Make the stream wait for the last call that used this memory.
 
-        Without this wait, a new stream could overwrite the memory, because a new stream may have an old handle.
+        Without this wait, a new stream with the handle of a destroyed stream could overwrite memory that is in use.
         """
         self._follow(stream)
         self._last = result

@@ -70,7 +70,7 @@ struct Call {
     long long other_row_bytes;
     const Wish* wishes;  // null if all tokens are alike
     const u32* given_ids;
-    u32* mask_ids;  // the number of vectors in each part of a row
+    u32* mask_ids;  // the ids of masks that each part of a row has found
     ColumnPlace columns[COLUMNS];
     u32 vocabulary;
     u32 scored;

@@ -6,7 +6,7 @@
 
 #ifndef BLOCKS_AT_ONCE
 #if defined(WITH_EXTRAS) && defined(LOGITS_BF16) && __CUDA_ARCH__ < 900
-#define BLOCKS_AT_ONCE 3  // this variant needs more registers, so fewer blocks fit
+#define BLOCKS_AT_ONCE 3  // extra scores of bfloat16 logits need more registers, so fewer blocks run at once
 #else
 #define BLOCKS_AT_ONCE 4
 #endif
@@ -17,7 +17,7 @@ constexpr u32 NO_NUMBER = 0x7fc00000u;
 
 #ifdef WITH_ALTERNATIVES
 constexpr float LOWEST = -3.402823466e38f;  // the lowest finite float
-constexpr int MAX_PARTS = 512;  // launch.py never divides a row into more parts
+constexpr int MAX_PARTS = 512;  // launch.py never divides a row into more parts than this
 #endif
 
 struct Shared {
@@ -58,7 +58,7 @@ __device__ __noinline__ Totals far_totals(TotalsOfWarps& room, const void* row, 
         sum += power;
         if (EXTRAS) weighted += power * fmaxf(exponent, NEGLIGIBLE);
     }
-    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // relative to the same largest logit in all threads
+    Totals mine = {0.0f, sum, 0, 0, weighted, 0};  // the sums of all threads refer to the same largest logit
     Totals all = together(room, mine);
     return {once.largest, all.sum, once.above, once.dropped, all.weighted, once.unmasked};
 }
@@ -174,7 +174,7 @@ __device__ __noinline__ void settle_ties(Shared& shared, const Call& call, const
     }
 }
 
-// Packs a value's order and an id into one integer, which sorts by value and then by ascending id.
+// Packs a value's order and an id into one integer, which is larger for a larger value, or for a lower id on a tie.
 __device__ __forceinline__ u64 placed(u32 order, u32 id) { return static_cast<u64>(order) << ID_BITS | (~id & ID_MASK); }
 __device__ __forceinline__ u32 value_order_in(u64 number) { return static_cast<u32>(number >> ID_BITS); }
 
@@ -230,7 +230,7 @@ __device__ __noinline__ void put_ascending(Shared& shared, u32* into) {
     u32 size = 2;
     while (size < count) size *= 2;
     for (u32 at = threadIdx.x; at < size; at += THREADS) ids[at] = at < count ? id_in(ids[at]) : ~0ull;
-    // A bitonic sort doubles the length of its runs. Within a run, the distance of compared elements halves.
+    // Each round of the bitonic sort doubles the run length. Each pass of a round halves the distance of compared ids.
     for (u32 run = 2; run <= size; run *= 2) {
         for (u32 reach = run / 2; reach; reach /= 2) {
             __syncthreads();
@@ -301,7 +301,7 @@ __device__ __forceinline__ bool hand_over(Shared& shared, const Call& call, u32 
                                count,          totals.weighted, totals.unmasked, 0};
         __threadfence();
         const bool is_last = atomicAdd(call.tickets + item, 1) == parts - 1;
-        if (is_last) call.tickets[item] = 0;  // reset for the next launch
+        if (is_last) call.tickets[item] = 0;  // the next launch needs a ticket of zero
         __threadfence();
         shared.is_last = is_last;
     }
@@ -352,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
     const unsigned char* row = is_other ? call.other_logits + place.row * call.other_row_bytes
                                         : call.logits + place.row * call.row_bytes;
     const Part part(row, call.vocabulary, call.vectors_of_part, blockIdx.x, parts);
-    // The count needs two dependent loads, so the first load is issued early.
+    // The sampled id is loaded early, because the sampled logit cannot be loaded before the id is known.
     const long long id = token_id(call, place.id_at);
     uint4 vectors[VECTORS_AT_ONCE];
     load(vectors, part, part.begin + threadIdx.x);
@@ -396,7 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE) token_logp
                                              running.weighted[0] + running.weighted[1], there});
     if (threadIdx.x == THREADS - 1) shared.log_of_sum = log_of_sum(totals.largest, totals.sum);
 #ifdef WITH_ALTERNATIVES
-    const Wish wish = EXTRAS ? wish_of(call, item) : Wish{};  // read late to save registers
+    const Wish wish = EXTRAS ? wish_of(call, item) : Wish{};  // the wish is read late to save registers
     if (has_mask && totals.unmasked <= wish.mask_bound) {
         push_all(shared.room, part, shared.groups, of_thread, of_edge, LOWEST);
         const u64 mine = static_cast<u64>(item) * parts + blockIdx.x;

@@ -15,7 +15,7 @@ _TCP_INFO_BYTES = 256
 _BYTES_RECEIVED = 128  # offset of tcpi_bytes_received in the kernel's struct tcp_info
 _MUCH = 1_048_576
 _STUCK_BYTES, _STUCK_SECONDS = 65_536, 0.05
-"""Number and age (seconds) of unread bytes above which the process's memory growth is charged to their connection."""
+"""A connection is blamed for memory growth if more bytes than this stay unread for more than this many seconds."""
 _LARGE_FRAME = 256
 _CURVE_BYTES = 33  # CURVE adds a command name, a nonce, an authenticator and flags to each part
 _LIBC = ctypes.CDLL(None)
@@ -27,8 +27,8 @@ class AcceptedConnection:
 
     libzmq buffers the parts of an unfinished message without a bound, and does not report the size of this buffer. For
     TCP, the buffer's size is the kernel's count of received bytes minus the bytes of the messages that were read. For a
-    Unix socket, the kernel does not count received bytes. In libzmq, tiny parts occupy thirty times their size. For
-    both reasons, the growth of the process since the connection's last finished message is also measured.
+    Unix socket, the kernel does not count received bytes. In libzmq, tiny parts occupy thirty times their size.
+    Therefore the growth of the process since the connection's last finished message is also measured.
     """
 
     report: Callable[["AcceptedConnection", str], None]

@@ -18,7 +18,7 @@ from tokenbus.bus.addresses import IpcEndpoint, TcpEndpoint, parse
 from tokenbus.bus.errors import AddressError
 from tokenbus.printable import reason_of
 
-_BACKLOG = 4096  # number of peers that may connect at once, for example after a restart; others retry a second later
+_BACKLOG = 4096  # number of peers that may wait for `accept`, for example after a restart; others retry a second later
 _LOCK_TRIES = 10
 _OTHERS_WRITE = 0o022
 _TAKEN = "taken: something listens there already"

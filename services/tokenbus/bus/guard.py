@@ -30,9 +30,9 @@ _CHECK_SECONDS = 0.02
 _QUICK_SECONDS = 0.005
 _FULL_SECONDS = 0.25
 _MAX_SHARE = 0.05
-"""Maximum fraction of time that full checks may take, because they block all other Python code."""
+"""Maximum fraction of time for checking all connections, because such a check blocks all other Python code."""
 _GROWTH = 8_388_608
-"""Growth of the process, in bytes, after which a full check is due."""
+"""Growth of the process, in bytes, after which all connections are checked."""
 _FAREWELL_SECONDS = 0.1  # time for a peer to read the reason before it is disconnected
 _OTHER_FILES = 64
 _FREED = 8
@@ -97,7 +97,7 @@ class Guard:
         return AcceptedConnection(descriptor, local_address, handshakes, self._now())
 
     def make_room(self, at_least: int = 0) -> None:
-        """Evict surplus connections: first dismissed connections, then the oldest unadmitted connections.
+        """Evict surplus connections: those already dismissed come first, followed by the oldest unadmitted ones.
 
         If new connections were refused, silent peers would block all other peers.
         """
@@ -221,7 +221,7 @@ class Guard:
     def _check_sum(self, live: list[AcceptedConnection], now: float) -> None:
         """Cut off the connections with the most pending bytes, until the sum of the others is within the limit.
 
-        The time without progress decides only between equal sizes, because a flooding peer can always make progress.
+        The time without progress only breaks ties, because a flooding peer can always make progress.
         """
         self.held_bytes = sum(each.held for each in live)
         unadmitted = [each for each in live if not each.is_admitted]

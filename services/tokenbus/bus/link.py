@@ -34,7 +34,7 @@ _UNANSWERED_SECONDS, _STILL_UNANSWERED_SECONDS = 3.0, 30.0
 _MAX_DOUBLINGS = 16
 _NS = 1_000_000_000
 PROOF_BYTES = 16
-"""Length of the random proof in each hello, which identifies one incarnation of the peer."""
+"""Length of the random proof in each hello; the proof identifies one incarnation of the peer."""
 
 
 class SessionState(Enum):
@@ -137,7 +137,7 @@ class ReconnectingSession(ABC):
                 self._handle(frame, body, parts[1:], now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Subtract the `seconds` for which this process was suspended from the processor's time of silence."""
+        """Reduce the processor's time of silence by the `seconds` for which this process was suspended."""
         self._last_heard = min(now, self._last_heard + seconds)
 
     def silence(self, now: float) -> float:
@@ -397,7 +397,7 @@ class Link:
                 self._log_state(after)
 
     async def _send(self, connection: Connection) -> None:
-        """Send periodic messages until the session moves; `_send_now` sends messages that are due at once."""
+        """Send each message when it is due, until the session moves; `_send_now` can send without this task."""
         self._unsent, self._sends_on = None, connection
         try:
             while True:

@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r"memory://[\w.-]+")
 
 
 class MemoryTransport:
-    """Connects each listener to the connections with the same address `memory://NAME` in one transport object."""
+    """Connects listeners and connections that use one transport object and the same address `memory://NAME`."""
 
     def __init__(self, settings: BusSettings, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()

@@ -89,7 +89,7 @@ class Listener(Protocol):
     address: str
     """Address to connect to, including the port that the system chose for port 0."""
     budget: "ReceiveBudget"
-    """Limit on messages received without a pause; before it waits, `receive` calls the budget's `before_pause`."""
+    """Limit on messages received without a pause; `receive` calls the budget's `before_pause` before it waits."""
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         """Return the opaque id of a peer, and the peer's next message; busy peers take turns."""
@@ -180,7 +180,7 @@ class ReceiveBudget:
 
 
 def check_message(parts: Parts, max_part_bytes: int) -> None:
-    """Raise MessageError for an empty or too large message, for which peers would cut the connection off."""
+    """Raise MessageError for an empty or too large message, because a peer would cut off the connection."""
     if not parts:
         raise MessageError("at least 1 part", 0)
     for part in parts:

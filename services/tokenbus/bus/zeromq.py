@@ -151,7 +151,7 @@ def _socket(context: SharedContext, kind: int, settings: BusSettings) -> "zmq.So
         zmq.RCVHWM: settings.high_water_mark,
         zmq.MAXMSGSIZE: settings.max_part_bytes,
         # The handshake limit is long, because a listener is slow while many peers connect at once.
-        # If slow peers gave up and retried, no handshake would ever end. The guard limits silent peers.
+        # If slow peers gave up and retried, no handshake would ever succeed. The guard limits silent peers.
         zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
         zmq.CONNECT_TIMEOUT: silence,
         # HEARTBEAT_IVL is not used, because libzmq 4.3 can abort the process when a peer with unread messages leaves.

@@ -458,7 +458,7 @@ def _merged(statuses: Sequence[ProcessorStatus]) -> ProcessorStatus:
     if len(statuses) == 1:
         return statuses[0]
     found = sorted((worker for each in statuses for worker in each.workers), key=lambda worker: worker.is_connected)
-    workers = {worker.worker_id: worker for worker in found}  # if a worker has moved, its connected entry is the last
+    workers = {worker.worker_id: worker for worker in found}  # a worker's connected entry replaces other entries
     return ProcessorStatus(
         **{name: sum(getattr(status, name) for status in statuses) for name in _SUMS},
         connected_clients=max(status.connected_clients for status in statuses),

@@ -145,8 +145,8 @@ class Operator:
         """Run one stage (`init`, `start`, `update`, `finish`, `shutdown`) of the engines' own weight transfer.
 
         The arguments are a mapping for all engine processes, or a list with one entry per process, in the order of
-        `workers`. `rank_offset` is the offset of the first engine; each further engine adds the number of preceding
-        processes.
+        `workers`. A mapping's `rank_offset` is the first engine's; each further engine gets `rank_offset` plus the
+        number of preceding processes.
         """
         if stage not in STAGES:
             raise ValueError(f"stage: one of {', '.join(STAGES)}, got {stage!r}")
@@ -247,7 +247,7 @@ def _mode(mode: str) -> PauseMode:
 
 
 def _divided(arguments: Mapping[str, Any] | Sequence[Any], states: States) -> dict[str, Any]:
-    """Return each worker's part of the arguments; raises ValueError if their number does not fit the workers."""
+    """Return each worker's arguments; raises ValueError unless a list has one entry per engine process."""
     names = sorted(states)
     ends = list(accumulate(max(1, states[name].world_size) for name in names))
     begins = [0, *ends[:-1]]

@@ -72,7 +72,7 @@ class RequestParameters(TypedDict, total=False):
     presence_penalty: float | None
     """Value from -2 to 2 subtracted from the logits of tokens in the output; default: the worker's setting."""
     frequency_penalty: float | None
-    """Value from -2 to 2 subtracted from a logit per occurrence in the output; default: the worker's setting."""
+    """Value from -2 to 2 subtracted from a token's logit per occurrence in an output; default: the worker's setting."""
     repetition_penalty: float | None
     """Positive factor for tokens of the prompt and the output: it divides positive logits and multiplies negative
     logits. The value 1 has no effect; default: the worker's setting."""
@@ -101,7 +101,7 @@ class RequestParameters(TypedDict, total=False):
     top_logprobs: int | None
     """Alternatives per token, at most 127; 0 returns only the token's logprob and rank; default: token ids only."""
     other_logprobs: bool | None
-    """Whether tokens have both the model's and the sampler's logprob instead of only one of them; default: False."""
+    """Whether tokens have both the model's and the sampler's logprob instead of only one; default: False."""
     entropies: bool | None
     """Whether each token has the entropy of its distribution; default: False."""
     logprob_token_ids: Sequence[int] | Ids | None
@@ -203,7 +203,7 @@ def _field_of(name: str) -> tuple[str, Any]:
 
 
 _FIELDS: dict[str, tuple[str, Any]] = {name: _field_of(name) for name in RequestParameters.__annotations__}
-"""Submessage of Generate and its field for each argument; the submessage is empty for a field of Generate itself."""
+"""For each argument, the name of a submessage of Generate, or empty for Generate itself, and the field in it."""
 
 
 def _prompt_ids(prompt: Sequence[int] | Ids) -> Sequence[int]:

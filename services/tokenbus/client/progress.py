@@ -68,7 +68,7 @@ class Progress:
         return self._accepted.of(int(self._serials[self._slots[request_id]]))
 
     def set_sender(self, request_id: int, sender: int) -> None:
-        """Accept a request's rows from one session only, or from no session for NO_SENDER."""
+        """Accept a request's rows only from the session `sender`; with NO_SENDER, accept none."""
         self._senders[self._slots[request_id]] = sender
 
     def advance(self, sender: int, target: LogprobBatch) -> tuple[Slots, npt.NDArray[np.bool_]]:

@@ -81,7 +81,7 @@ class OpenRequests:
         self._ended_ids: dict[int, None] = {}
         """Ended turns, oldest first, which are reported to each processor that comes back."""
         self._ignored_ids: dict[int, None] = {}
-        """Turns whose late rows need no further abort, oldest first."""
+        """Turns whose late rows are dropped without sending an abort, oldest first."""
         self._request_ids: dict[int, int] = {}
         """Request ids of continued requests, by the id of their current turn."""
         self._progress = Progress()
@@ -331,7 +331,7 @@ class OpenRequests:
     def _under_request_ids(
         self, target: LogprobBatch, draft: LogprobBatch | None
     ) -> tuple[LogprobBatch, LogprobBatch | None, LogprobBatch | None]:
-        """Return a step with request ids instead of turn ids, and separately the late rows of lost first turns."""
+        """Return a step's rows and drafts with request ids for turn ids, and the late rows of lost first turns."""
         if not self._request_ids:
             return target, draft, None
         ids = target.request_ids
@@ -482,7 +482,7 @@ class OpenRequests:
         for request in chain(self.requests.values(), self._closed.values()):
             if request.home is not session:
                 continue
-            # A different incarnation of the processor may have sent the request to a worker, which may reconnect.
+            # If another incarnation of the processor got the request, a worker may still run it, so it is resumed.
             if request.generate is not None and request.sent_to in ("", session.processor_id):
                 self._send(request, session)
             elif not (resumed and request.is_answered):

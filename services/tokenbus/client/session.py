@@ -83,7 +83,7 @@ class ClientSession(ReconnectingSession):
         self.on_news: Callable[[], None] = lambda: None
         """Callback that runs when a frame is queued."""
         self.lost_since: float | None = None
-        """Time of the first unanswered hello while there are open requests."""
+        """Time of the first unanswered hello that was sent with open requests, or None."""
 
     @property
     def outstanding(self) -> int:
@@ -186,7 +186,7 @@ class ClientSession(ReconnectingSession):
                 raise ContractError("message", f"{2 + has_draft} parts", 1 + len(parts), rule=Rule.LENGTH)  # noqa: TRY301
             target, *drafts = [decode(part, self._limits) for part in parts]
         except ContractError as error:
-            # A retry would return the same bytes. All requests fail, because the frame may have tokens of any request.
+            # A repetition has the same bytes. All requests fail, because the frame may have tokens of any request.
             self._requests.end_all(ErrorCode.ERROR_CODE_GAP, f"tokens cannot be read: {error}", self)
             raise
         self._requests.receive_step(self, target, drafts[0] if drafts else None)

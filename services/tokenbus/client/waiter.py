@@ -19,7 +19,7 @@ class WakeUps:
         self._waiting: list[Waiter] = []
         self._is_due = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Event loop of the waiting tasks, stored because a loop that ends cancels its tasks when it no longer runs."""
+        """Event loop of the waiting tasks; stored because asyncio cancels the last tasks after the loop has stopped."""
 
     def add(self, waiter: "Waiter") -> None:
         self._waiting.append(waiter)

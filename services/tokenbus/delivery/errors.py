@@ -5,7 +5,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 NOT_HERE = frozenset({ErrorCode.ERROR_CODE_WORKER_LOST, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST})
 """Error codes that show that no worker has the request."""
 NOT_TAKEN = frozenset({ErrorCode.ERROR_CODE_OVERLOADED, ErrorCode.ERROR_CODE_NO_WORKER})
-"""Error codes of a refusal after which another processor may accept the request, or the same processor may soon."""
+"""Error codes of a refusal after which a retry may succeed, at another processor or later at the same one."""
 RETRY_MS = 1000
 """Suggested delay before a refused request is retried, in milliseconds."""
 CODE_NAMES = {code: name.removeprefix("ERROR_CODE_").lower() for name, code in ErrorCode.items()}

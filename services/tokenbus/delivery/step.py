@@ -81,7 +81,7 @@ def extras_by_token(extras: Extras | None, tokens: int) -> list[TokenExtras | No
 
 
 class TokenLists:
-    """The columns of a batch as lists; converting all rows at once is ten times as fast as row by row.
+    """The columns of a batch as lists; converting all rows at once is ten times as fast as converting each row.
 
     The tokens and alternatives of a row are created only when the row is read, because there may be many.
     """
