@@ -18,7 +18,7 @@ OFFERED = frozenset({
 })  # fmt: skip
 """Names of the sampling parameters that the engines accept, including some that have no effect."""
 _NEUTRAL: dict[str, float] = {"repetition_penalty": 1}
-"""Values that disable parameters. A parameter that is not listed is disabled by its protobuf default."""
+"""Value that disables each listed parameter. The protobuf default disables any other parameter."""
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
@@ -34,7 +34,7 @@ def check_ids(name: str, ids: Sequence[int], size: int) -> None:
 
 
 def check_offered(sampling: SamplingParameters, offered: Collection[str] = OFFERED) -> None:
-    """Raise ValueError if a sampling parameter outside `offered` has a value other than its default."""
+    """Raise ValueError if a sampling parameter that is not in `offered` has a value other than its default."""
     for field, value in sampling.ListFields():
         neutral = _NEUTRAL.get(field.name, field.default_value)
         if field.name in offered or (value == neutral and not field.is_repeated):

@@ -81,10 +81,10 @@ class BaseEngine(BatchEngine[_SampledBlock]):
 
     @abstractmethod
     def logits(self, sequences: Sequence[Sequence[int]]) -> Array:
-        """Return finite logits of each sequence's next token, an array [sequences, vocabulary_size].
+        """Return finite logits of each sequence's next token, of shape [sequences, vocabulary_size].
 
         Args:
-            sequences: The token ids of each request's prompt and output, or prefixes of a prompt to score.
+            sequences: Token ids: each request's prompt and output, or prefixes of a prompt that is scored.
         """
 
     def _compute(self, plan: Plan) -> _SampledBlock:

@@ -49,7 +49,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise ValueError(f"role: one of {', '.join(get_args(Role))}, got {self.role!r}")
-        # The contract allows 16 tokens in a row: 15 drafts and the token after the drafts.
+        # The contract allows 16 tokens per row: 15 drafts and the token after the drafts.
         check_range("speculate", self.speculate, 0, 15)
         check_range("context", self.context, 2, self.most_context)
         check_range("max_running", self.max_running, 1, 1024)
@@ -78,14 +78,14 @@ B = TypeVar("B", bound=Block)
 
 
 class Outcome(NamedTuple):
-    """Number of tokens that each slot of a block keeps, and each slot's status."""
+    """Result of a step for each slot: the number of tokens to keep, the status and the stop."""
 
     kept: Ids
     statuses: npt.NDArray[np.uint8]
     stops: npt.NDArray[np.uint8]
     """Stop that ended each slot's request, encoded as in `StepArrays.stops`."""
     tails: dict[int, bytes]
-    """Last bytes of the output of each request with stop strings, by slot."""
+    """For each slot whose request has stop strings, the last bytes of the output."""
 
 
 class Proposed(NamedTuple):
@@ -103,7 +103,7 @@ def phase_of(decoding: int, prefilling: int) -> StepPhase:
 
 
 def batch_order(serials: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """Return each row's index in the order of admission, or None if the rows are already in order."""
+    """Return each row's rank in the order of admission, or None if the rows are already in this order."""
     if (serials[1:] > serials[:-1]).all():
         return None
     places = np.empty(serials.size, np.int64)
@@ -147,7 +147,7 @@ class BatchEngine(ABC, Generic[B]):
 
     @abstractmethod
     def _scores(self, block: B, rows: Ids, counts: Ids, top_ks: Ids, *, are_drafts: bool) -> Scores:
-        """Return the scores of the first `counts` tokens of each of `rows`, or of drafts if `are_drafts` is set."""
+        """Return the scores of the first `counts` tokens, or drafts if `are_drafts` is set, of each row in `rows`."""
 
     @abstractmethod
     def _piece_scores(self, block: B, piece: PromptPiece) -> Scores:
@@ -155,7 +155,7 @@ class BatchEngine(ABC, Generic[B]):
 
     @abstractmethod
     def _keep(self, block: B, result: Outcome) -> None:
-        """Store a step's output in the requests. The positions of the requests have already advanced."""
+        """Store a step's output in the requests, whose positions have already advanced."""
 
     def _extras(self, block: B, rows: Ids, asked: Sequence[TokenScoring]) -> dict[str, Array]:
         """Return the extra scores of the given rows as columns of `StepArrays`."""
@@ -209,7 +209,7 @@ class BatchEngine(ABC, Generic[B]):
         self._scheduler.resume()
 
     def step(self) -> Sequence[StepArrays]:
-        """Return a step's target batch, and its draft batch if requested. An EngineStepError changes no requests."""
+        """Return a step's target batch and any draft batch. An EngineStepError means that no request has changed."""
         if not self.has_work:
             return []
         plan = self._scheduler.plan()

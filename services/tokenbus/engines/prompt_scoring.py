@@ -21,7 +21,7 @@ class PromptPiece(NamedTuple):
     chunk: int
     """Index of the chunk in the step."""
     skip: int
-    """Offset of the token before the first scored token, counted from the chunk's begin."""
+    """Offset of the token before the first scored token, counted from the chunk's start."""
     context: Sequence[int]
     tokens: Ids
     top_logprobs: int
@@ -66,7 +66,7 @@ class ScoredPrompt:
         self._next += scores.logprobs.size
 
     def whole(self, last: Scores | None) -> PromptScores:
-        """Return the scores of the whole prompt, including the last piece's scores in `last`."""
+        """Return the scores of the whole prompt: all kept scores, followed by `last` unless it is None."""
         parts = [*self._parts, *([] if last is None else [last])]
         logprobs, ranks, ids, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         return PromptScores(

@@ -58,7 +58,7 @@ class Request:
     """Sampling temperature, where 0 means greedy."""
     top_p: float
     top_k: int
-    """Number of most probable tokens to sample from, or 0 for all tokens."""
+    """How many of the most probable tokens may be sampled, or 0 for all tokens."""
     seed: int
     stops: Stops | None
     ignores_end: bool
@@ -84,7 +84,7 @@ class Requests:
         """Requested extra scores by slot, for requests that ask for extra scores."""
         self.request_ids = np.zeros(0, np.uint64)
         self.serials = np.zeros(0, np.int64)
-        """Serial numbers of the requests in the order of admission."""
+        """Serial number of each request. Serial numbers increase in the order of admission."""
         self.seeds = np.zeros(0, np.uint64)
         self.temperatures = np.zeros(0)
         self.top_ks = np.zeros(0, np.int64)
@@ -154,7 +154,7 @@ class Requests:
         return np.asarray(self.prompts[slots] + np.maximum(self.positions[slots] - 1, 0))
 
     def _write(self, slot: int, request: Request) -> None:
-        """Write the arrays that a subclass added."""
+        """Store a request's values in the arrays that a subclass adds."""
 
     def _grow(self) -> None:
         before = self.request_ids.size

@@ -52,7 +52,7 @@ class SamplingParams(NamedTuple):
     temperatures: Floats
     """Sampling temperature of each row, where 0 means greedy."""
     top_ks: Ids
-    """Number of most probable tokens to sample from, or 0 for all tokens."""
+    """For each row, how many of the most probable tokens may be sampled, or 0 for all tokens."""
     top_ps: Floats
     seeds: Words
 

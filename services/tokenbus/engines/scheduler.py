@@ -31,8 +31,8 @@ class Plan(NamedTuple):
 class Scheduler:
     """Runs requests in the order of admission, each at its own index in the engine's cache.
 
-    The scheduler owns the cache indices, the numbers of missing tokens, and the set of running requests. The next plan
-    repeats the work of a failed step.
+    The scheduler owns the cache indices, the numbers of uncomputed tokens, and the set of running requests. After a
+    failed step, the next plan repeats its work.
     """
 
     def __init__(self, requests: Requests, *, max_running: int, prefill_chunk: int, slice_steps: int) -> None:
@@ -89,7 +89,7 @@ class Scheduler:
         return Plan(decode, computing, sizes[has_chunk], first, prefilling, preempted, aborted)
 
     def undo(self, plan: Plan) -> None:
-        """Undo the plan of a failed step, so that the next plan ends the same aborted requests."""
+        """Undo the plan of a failed step, so that the next plan still ends the aborted requests."""
         self._aborted.update(plan.aborted.tolist())
 
     def advance(self, plan: Plan, ended: Ids) -> None:

@@ -42,7 +42,7 @@ class TrueTokens(NamedTuple):
 
 
 def draws(keys: Words, positions: npt.NDArray[np.integer]) -> Words:
-    """Return the number that determines the token of each request and position."""
+    """Return, for each request and position, the number that determines the token."""
     return mixed(keys ^ mixed(positions.astype(np.uint64)))
 
 
@@ -162,7 +162,7 @@ class _Running:
     is_aborted: bool = False
     has_begun: bool = False
     unscored: tuple[Sequence[int], PromptScoring] | None = None
-    """Prompt that is not scored yet and the requested scoring, or None."""
+    """Unscored prompt with the requested scoring, or None."""
     prompt_scores: PromptScores | None = None
     """Prompt scores that the next step sends."""
     token_scoring: TokenScoring | None = None
@@ -213,7 +213,7 @@ class SyntheticEngine:
         return bool(self._runnable())
 
     def _runnable(self) -> list[_Running]:
-        """Return the requests for the next step. A pause leaves only aborted and already running requests."""
+        """Return the next step's requests. In a pause, only aborted requests and unpaused running requests remain."""
         rows = self._requests.values()
         if not self._pauses_new:
             return list(rows)

@@ -30,11 +30,11 @@ class Options:
     settings: Settings | None = None
     """Settings, or None to read the environment."""
     form: str | None = None
-    """Name of a form in `forms.FORMS`, or None for the form of the environment or of the installed FastDeploy."""
+    """Name of a form in `forms.FORMS`. If None, the environment or the installed FastDeploy decides."""
     method: SpeculativeMethod = SpeculativeMethod.MTP
-    """Speculative method that the published steps name, because the save ops do not name any method."""
+    """Speculative method in the published steps, because the save ops do not report a method."""
     value_kind: ValueKind = ValueKind.RAW_LOGPROBS
-    """Kind of logprobs that the engine computes, which the published steps name."""
+    """Kind of the engine's logprobs, as the published steps report it."""
 
 
 def is_off(environment: Mapping[str, str] = os.environ) -> bool:
@@ -60,7 +60,7 @@ def message_id(environment: Mapping[str, str] | None = None) -> int:
 
 
 def queue_path(settings: Settings, queue: int) -> str:
-    """Return the path of a queue's socket, which begins with the address of the bus if that address is a path."""
+    """Return the path of a queue's socket. If the bus's address is a path, the socket's path begins with it."""
     address = settings.bus.workers_address
     if is_published(settings) and address.startswith(_IPC):
         setting, path = "bus.workers_address", f"{address.removeprefix(_IPC)}.queue-{queue}"

@@ -1,7 +1,7 @@
 """Forms: describes how the ops of FastDeploy's releases differ, and finds the form of the installed release.
 
-FastDeploy's token processor, which reads the get ops, changed within release 2.6 without a new version number.
-So the layout is read from the installed token processor's source code, and all else follows from the version number.
+FastDeploy's token processor, which calls the get ops, changed within release 2.6 without a new version number.
+So the layout is read from the installed token processor's source code, and other differences from the version number.
 docs/fastdeploy.md shows the table of forms with FastDeploy's commits.
 """
 

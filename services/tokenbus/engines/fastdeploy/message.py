@@ -43,7 +43,7 @@ class Kind(IntEnum):
 
     @property
     def is_scored(self) -> bool:
-        """Whether tokens have columns, scores and ranks."""
+        """Whether each token has alternatives, their scores, and a rank."""
         return self in {Kind.SPECULATED_SCORED, Kind.SINGLE_SCORED}
 
     @property
@@ -53,7 +53,7 @@ class Kind(IntEnum):
 
 
 class Lengths(NamedTuple):
-    """Number of computed tokens, and prompt length, of each slot's request. Get ops do not return these lengths."""
+    """Numbers of computed tokens and of prompt tokens of each slot's request, which get ops do not return."""
 
     decoder: Integers
     prompt: Integers
@@ -61,7 +61,7 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Message:
-    """One step of the engine, by slot. All numbers are stored exactly as in FastDeploy's struct."""
+    """One step of the engine for all slots. All numbers are stored exactly as in FastDeploy's struct."""
 
     kind: Kind
     stop_flag: int

@@ -15,7 +15,7 @@ from tokenbus_contracts import ContractError, Rule
 
 _OUTPUTS = (("output_tokens", "int64"), ("output_scores", "float32"), ("output_ranks", "int64"))
 _COLUMNS = {Kind.SPECULATED_SCORED: ("real_k", "packs_flag"), Kind.SINGLE_SCORED: ("k", "packs_slots")}
-"""For each kind, the argument with the number of columns, and the field of `Form` that says if the op packs columns."""
+"""For each kind, the argument that requests columns, and the field of `Form` that says whether the op packs columns."""
 
 
 class _SaveOp:

@@ -69,7 +69,7 @@ class Sender:
                 self.published_of(rank).assign(slot, request_id)
 
     def close(self) -> None:
-        """Wait at most the drain timeout until the kernel has all saved messages, and close."""
+        """Wait until the kernel has all saved messages, at most for the drain timeout, and close."""
         for queue in self.queues.values():
             queue.close(self._settings.worker.drain_timeout_ms / 1000)
         for published in self.published.values():

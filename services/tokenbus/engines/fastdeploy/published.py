@@ -1,7 +1,7 @@
 """Published: publishes saved messages on the bus. FastDeploy's queue never waits for the bus.
 
-A separate thread converts messages to steps and passes the steps to a publisher. A draft belongs to the previous target
-if drafts follow their targets, and otherwise to the next target. An unpaired draft is not published.
+A separate thread converts messages to steps and passes the steps to a publisher. If the engine saves drafts after their
+targets, a draft belongs to an earlier target, and otherwise to the next target. An unpaired draft is not published.
 """
 
 import threading
@@ -116,7 +116,7 @@ class Steps:
         return has_flag and is_speculated and self._missed < _MISSED and message.stop_flag > 0 and message.slots > 0
 
     def _target_of(self, draft: Message) -> _Step | None:
-        """Return the target with the draft's counts and lengths, or by default the newest target with enough slots."""
+        """Return the target whose counts and lengths equal the draft's, or else the newest target with enough slots."""
         fitting = [target for target in self._open if draft.slots <= target.message.slots]
         for target in fitting:
             if _is_alike(target.message, draft):
@@ -164,11 +164,11 @@ class Steps:
         lost = np.array(request_ids, np.uint64)
         for target in self._open:
             if np.isin(target.arrays.request_ids, lost).all():
-                target.arrays.draft_follows = False  # an unpublished target has no published draft
+                target.arrays.draft_follows = False  # without its target, a draft is not published
 
 
 _Assigned = tuple[int, int]
-"""Slot and request id of an assignment by the engine, queued between messages."""
+"""A slot and the request id that the engine assigned to the slot, queued in order with the messages."""
 
 
 class Published:

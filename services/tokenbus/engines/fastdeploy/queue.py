@@ -32,7 +32,7 @@ _SOCKET_BYTES = 32 << 20
 """Requested size of the kernel's buffer between the two sides, in bytes."""
 _FORCE = getattr(socket, "SO_SNDBUFFORCE", socket.SO_SNDBUF)
 _FEW, _LARGE = 16, 1 << 16
-"""If at least this number of messages, or of bytes, is retained, each send also reads acknowledgements."""
+"""If at least `_FEW` messages or `_LARGE` bytes are retained, each send also reads acknowledgements."""
 _MANY = 64
 """If at least this number of messages is unacknowledged, the second thread also reads acknowledgements."""
 _BACKLOG = 128
@@ -265,7 +265,7 @@ class QueueSender:
                 watched = self._socket
                 poll = select.poll()
                 poll.register(self._woken, select.POLLIN)
-                if watched is not None:  # poll always reports the end of a get side
+                if watched is not None:  # poll always reports a closed connection
                     is_behind = self._sent < len(self._kept)
                     poll.register(watched, select.POLLOUT * is_behind | select.POLLIN * reads)
                 retry = self._reconnect_seconds * 1000 if self._kept and watched is None else None
@@ -339,7 +339,7 @@ class QueueReceiver:
             raise AddressError(f"ipc://{path}", error.strerror or str(error)) from None
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(path).unlink(missing_ok=True)  # the path of a reader that was killed
+            Path(path).unlink(missing_ok=True)  # a killed reader leaves its path behind
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.setblocking(False)  # noqa: FBT003 - the standard library's
             self._listener.bind(path)

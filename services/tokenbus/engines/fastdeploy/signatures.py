@@ -25,7 +25,7 @@ _ARGUMENTS = {
     Role.PREEMPTED: ("i4", "preempted_idx"),
     Role.STEP: ("i8", "step_idx"),
 }
-"""FastDeploy's dtype of each role, and the names of the role's argument in the ops."""
+"""FastDeploy's dtype for each role, and the names that the ops give to the role's argument."""
 _ROLES = {name: role for role, (_, names) in _ARGUMENTS.items() for name in names.split()}
 _SCORES = "logprob_token_ids logprob_scores logprob_ranks"
 _SLOTS = "not_need_stop seq_lens_decoder prompt_lens"
@@ -61,7 +61,7 @@ _SIGNATURES: dict[str, tuple[Kind, str, tuple[str, ...]]] = {
         ("preempted_idx",),
     ),
 }
-"""Kind of message, newest arguments, and newly added arguments of each op, in the order of `enum op` in ops.c."""
+"""For each op, in the order of `enum op` in ops.c: the kind of message, newest arguments, and newly added arguments."""
 
 
 class Signature:

@@ -33,7 +33,7 @@ _SLOT = np.dtype(
     [
         ("key", np.uint64),
         ("position", np.int64),
-        ("decoder_length", np.int64),  # when the slot last had tokens, or -1 if no op passed a length
+        ("decoder_length", np.int64),  # length when the slot last got tokens, or -1 if no op passed one
         ("prompt_length", np.int64),
         ("known_since", np.float64),  # time of the first published row, or infinity
         ("is_over", np.bool_),
@@ -91,7 +91,7 @@ class SlotRegistry:
         requests["is_assigned"][slot] = True
 
     def _leave(self, slot: int) -> None:
-        """Keep the position of an interrupted request, because it may resume. Add a last row for any other request."""
+        """Keep an interrupted request's position, because it may resume. End other open requests by an added row."""
         requests = self._requests
         key, position = int(requests["key"][slot]), int(requests["position"][slot])
         if requests["is_over"][slot] or not np.isfinite(requests["known_since"][slot]):
@@ -115,7 +115,7 @@ class SlotRegistry:
         replaced = _is_replaced(slots, message, has_tokens, now)
         ended = [*_still_open(slots, np.flatnonzero(replaced), now), *self._replaced]
         self._begin(slots, np.flatnonzero(replaced | slots["is_over"]))
-        # An op without lengths has a token for each open request in each step, so idle requests have finished.
+        # Without lengths, a step has a token for each open request, so a request without a token has finished.
         is_left: Flags = np.ones(count, np.bool_)
         if message.lengths is not None:
             is_prefilling = message.lengths.decoder < message.lengths.prompt
@@ -123,7 +123,7 @@ class SlotRegistry:
             is_left = slots["is_interrupted"] | is_prefilling
         statuses[is_quiet & is_left & (slots["position"] > 0) & ~slots["is_assigned"]] = RowStatus.FINISHED_STOP
         if message.stop_flag <= 0:
-            # Requests with proposals continue on another worker.
+            # Requests with draft proposals continue on another worker.
             is_last = True if arrays.proposal_counts is None else arrays.proposal_counts == 0
             statuses[np.isin(statuses, GOING_ON) & is_last] = RowStatus.FINISHED_STOP
         arrays.request_ids, arrays.positions = slots["key"].copy(), slots["position"].copy()

@@ -111,7 +111,7 @@ def _add_scores(arrays: StepArrays, table: Ints, values: Floats, ranks: Ints) ->
 def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may be wrong
     sampled: Ints, own: Floats, places: Integers, ids: Ints, others: Floats, is_good: Flags
 ) -> int:
-    """Make the tokens' scores agree with their alternatives in place, and return the number of changed values."""
+    """Correct in place the scores that contradict a token's alternatives, and return the number of changed values."""
     every = np.arange(sampled.size)
     has_any = np.isfinite(others[:, 0])
     before = own.copy(), places.copy()
@@ -127,7 +127,7 @@ def _agree(  # noqa: PLR0913, PLR0917 - the columns of tokens, each of which may
     at_rank = others[every, np.clip(places - 1, 0, others.shape[1] - 1)]
     wrong = np.where(within, at_rank != own, (last < own) | (places < 1)) & has_any
     places[wrong & known] = at[wrong & known] + 1
-    # Correct a token whose rank is wrong only because of rounding, and that is not among its alternatives.
+    # If rounding alone made a token's rank wrong, and the token is not among its alternatives, correct its logprob.
     close = wrong & ~known
     to = np.where(within, at_rank, last)
     with np.errstate(invalid="ignore"):

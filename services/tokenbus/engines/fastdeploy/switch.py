@@ -14,10 +14,10 @@ from tokenbus.engines.fastdeploy_switch import SWITCH
 from tokenbus.logs import logger
 
 _STATIC = "static_op_"
-"""Prefix of an op for static graphs. FastDeploy may wrap such an op in an op without the prefix."""
+"""Prefix of the name of a static-graph op. FastDeploy may wrap such an op in an op without the prefix."""
 _OF_THE_QUEUE = re.compile("(save|get)_output|save_first_token")
 _OTHERS = {"get_output_kv_signal", "speculate_get_output_padding_offset"}
-"""Ops that do not use the queue, although their names look like the queue's ops."""
+"""Ops that do not use the queue, although they are named like the queue's ops."""
 _log = logger("worker")
 
 

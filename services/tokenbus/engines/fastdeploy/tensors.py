@@ -55,7 +55,7 @@ def whole_number(name: str, value: object) -> int:
 
 
 def store(tensor: Tensor, array: Host) -> None:
-    """Copy the array that `host` returned back into the tensor, unless the array is a view of the tensor."""
+    """Copy an array from `host` back into its tensor, unless the array is a view of the tensor."""
     if not isinstance(tensor, np.ndarray) and _in_place(tensor) is None:
         tensor.set_value(array)
 
@@ -93,7 +93,7 @@ def _in_place(tensor: Tensor) -> Host | None:
 
 @lru_cache(256)
 def _view(address: int, shape: tuple[int, ...], name: str) -> npt.NDArray[Any] | None:
-    """Return an array over an address. Results are cached because an engine passes the same tensors at each step."""
+    """Return a view of the memory at an address, cached because an engine passes the same tensors at each step."""
     dtype = _DTYPES.get(name)
     if dtype is None or 0 in shape:
         return None

@@ -30,7 +30,7 @@ def read_switch(value: str) -> tuple[bool, str]:
 
 
 def install() -> None:
-    """Replace FastDeploy's ops at import if the environment says `on`. With an invalid value, that import fails."""
+    """Replace FastDeploy's ops at its import if the variable is `on`. If the value is invalid, that import fails."""
     is_on, fault = read_switch(os.environ.get(SWITCH, "off"))
     if (is_on or fault) and not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, Finder(fault))
@@ -77,7 +77,7 @@ class Finder:
         if name != ENGINE and (package != OPS_PACKAGE or last in _NO_SAVE_OPS):
             return None
         asking = get_ident(), name
-        if asking in self._asking:  # another finder, such as a tracer's, asks all finders
+        if asking in self._asking:  # a finder that we asked, such as a tracer's, asks all finders again
             return None
         self._asking.add(asking)
         try:

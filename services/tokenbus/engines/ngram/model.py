@@ -35,7 +35,7 @@ class Tables(NamedTuple):
     numbers: Ids
     """Context number of each key."""
     ends: Ids
-    """For each context length, beginning with 1, the first number after the contexts of this length."""
+    """For each context length, beginning with 1, the context number after the last context of this length."""
 
 
 class Model:

@@ -54,7 +54,7 @@ class Drafted(NamedTuple):
     """Drafts of the network's heads, with the logits from which the drafts were sampled."""
 
     rows: Ids
-    """Row of each draft's request in a block, or the request's slot if the request is continued."""
+    """Row of each request in the step's output, or the request's slot if the request is continued."""
     tokens: Ids
     logits: Logits
     counts: Ids
@@ -120,7 +120,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         super().__init__(options, ByteTokenizer(), requests)
 
     def load_weights(self, folder: Path) -> None:
-        """Load the only safetensors file of a folder. Open requests keep their cache."""
+        """Load the only safetensors file of a folder. The caches of open requests do not change."""
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
             raise ValueError(f"load_weights.folder: a folder with one *.safetensors, got {len(files)}: {folder}")
@@ -196,7 +196,7 @@ class PaddleEngine(BatchEngine[PaddleBlock]):
         ]
 
     def _propose(self, block: PaddleBlock, result: Outcome) -> Proposed | None:
-        """Draft for open requests. Only drafts after a first token are published before verification."""
+        """Compute drafts for open requests. Only drafts after a first token are published before verification."""
         rows = (result.statuses == RowStatus.ACTIVE).nonzero()[0]
         if not rows.size:
             return None

@@ -135,7 +135,7 @@ class KeyValueCache:
         def through(cached: Tensor, new: Tensor) -> Tensor:
             lines = new.reshape([-1, self._size])
             cached.scatter_(written, lines if chosen is None else lines.index_select(chosen), overwrite=True)
-            # For such short rows, `gather` is three times as fast as `index_select`.
+            # For short rows, `gather` is three times as fast as `index_select`.
             return gather(cached, window).reshape(given)
 
         return lambda layer, key, value: (through(self._keys[layer], key), through(self._values[layer], value))

@@ -13,7 +13,7 @@ from tokenbus.engines.paddle.weights import WeightsError
 from tokenbus.engines.sampling import Ids, Logits
 
 Tensor = Any
-"""A tensor of Paddle, typed as Any because Paddle is imported late."""
+"""A tensor of Paddle, typed as Any because Paddle is imported only when needed."""
 
 
 class DeviceError(RuntimeError):

@@ -1,7 +1,7 @@
 """Columns: converts a step's rows and vLLM's logprobs to the arrays of a step, in numpy.
 
-vLLM has one line per token, with the ids and logprobs of the sampled token and then of the most probable tokens. All
-lines have as many alternatives as the row that asked for the most. Rejected draft tokens may have lines, too.
+vLLM has one line per token, with the ids and logprobs of the sampled token and then of the most probable tokens. Each
+line has the largest number of alternatives that any row asked for. Rejected draft tokens may have lines, too.
 """
 
 from collections.abc import Sequence
@@ -167,7 +167,7 @@ def in_order(ids: Ids, values: Values, top_ks: npt.NDArray[np.integer]) -> tuple
     """Sort the first `top_ks` alternatives of each line by descending value, and equal values by id.
 
     Equal values are common in bfloat16, and torch.topk does not define the order of equal values. Alternatives after a
-    line's top-k are unused. vLLM chooses among equal values at this limit.
+    line's top-k are unused. If values are equal at the end of the top-k, vLLM decides which alternatives to include.
     """
     width = ids.shape[1]
     all_ids, all_values = ids.reshape(-1), values.reshape(-1)
@@ -177,7 +177,7 @@ def in_order(ids: Ids, values: Values, top_ks: npt.NDArray[np.integer]) -> tuple
     rises[width - 1 :: width] = is_wrong[width - 1 :: width] = False  # the two values are in different lines
     if not is_wrong.any():
         return ids, values
-    # The sort key of an alternative has the inverted bits of the value above the bits of the id.
+    # An alternative's sort key has the value's inverted bits in its upper half, and the id in its lower half.
     bits = (values.astype(np.float32) + np.float32(0)).view(np.int32)  # adding 0 turns -0 into +0
     bits ^= (bits >> _SIGN) & _MAGNITUDE
     places = ((~bits).astype(np.int64) << np.int64(32)) | ids

@@ -173,7 +173,7 @@ def check(version: str, used: Sequence[Call | Members] = OF_ENGINE) -> None:
 
 
 def check_members(owner: object, names: tuple[str, ...]) -> None:
-    """Raise VersionError if an object of vLLM lacks a used member."""
+    """Raise VersionError if an object of vLLM lacks a member that Tokenbus uses."""
     for name in names:
         if not hasattr(owner, name):
             raise VersionError(f"vLLM: {type(owner).__name__}.{name} is missing")

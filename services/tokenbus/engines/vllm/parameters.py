@@ -53,7 +53,7 @@ _PARAMETERS = {
     "structured_output": "structured_outputs",
     "engine_arguments": "extra_args",
 }
-"""vLLM's name of each of our fields. Fields outside this table and BESIDE are refused."""
+"""vLLM's name of each of our fields. Fields that are neither in this table nor in BESIDE are refused."""
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "seed": lambda seed: seed % _SEEDS,  # vLLM's seed is signed, and -1 means no seed
     "logit_bias": lambda biases: {each.token_id: each.bias for each in biases},

@@ -16,11 +16,11 @@ class _Wanted(NamedTuple):
     first: int
     alternatives: int
     are_named: bool
-    """Whether the request named the ids of the alternatives. If false, it gave the number of alternatives."""
+    """Whether the request named the ids of the alternatives, instead of their number."""
 
 
 class PromptsToScore:
-    """Requests whose prompts are not yet scored, by the names that vLLM uses."""
+    """Requests whose prompts are not scored yet, with vLLM's names of the requests as keys."""
 
     def __init__(self) -> None:
         self._wanted: dict[str, _Wanted] = {}

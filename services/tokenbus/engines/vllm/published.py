@@ -125,7 +125,7 @@ class Published:
         self._request_ids, self._sessions = RequestIds(), Sessions()
         self._requests = Requests(vllm, config)
         self._asked: dict[str, int] = {}
-        """Number of alternatives that the front end asked for, by request with logprobs."""
+        """For each request with logprobs, the number of alternatives that the front end asked for."""
         self._choosing: set[str] = set()
         """Requests with `logprob_token_ids`."""
         self._ended: set[str] = set()
@@ -240,8 +240,8 @@ class Published:
             most = self._most_top_k if wanted == _EVERY_TOKEN else min(wanted, self._most_top_k)
             scoring = PromptScoring(top_logprobs=most)
             self._requests.prompts.add(name, Generate(request_id=request_id, prompt_scoring=scoring))
-        # vLLM scores other ids at each position, and not the prompt's own token, which PromptScores requires.
-        # Older versions of vLLM have no such scores.
+        # With `prompt_logprob_token_ids`, vLLM does not score the prompt's own tokens, which PromptScores requires.
+        # Older versions of vLLM lack this parameter.
         if getattr(sampling, "prompt_logprob_token_ids", None) is not None:
             values = {"field": "prompt_logprob_token_ids", "request_id": request_id}
             self._repeated_log.begin("scores", _log.warning, "prompt scores not published", **values)
@@ -261,7 +261,7 @@ class Published:
         return logprobs if logprobs is None or not wanted or min(wanted) < 0 else cut(logprobs, max(wanted))
 
     def _publish(self, scheduled: Any, computed: Any, logprobs: Any, by_client: Mapping[int, Any]) -> None:  # noqa: ANN401
-        """Publish a step with all its logprobs, and cut the outputs to the numbers that the front end asked for."""
+        """Publish a step with all its logprobs, and cut each output's logprobs to the number that the client wants."""
         unpublished = self._requests.names_of(self._client.take_aborts())
         last_rows, self._last_rows = self._last_rows + self._requests.abort(unpublished), NO_ROWS
         for scores in self._requests.prompts.taken(computed.prompt_logprobs_dict):

@@ -41,7 +41,7 @@ class RequestIds:
         self._repeated_log = DeduplicatedLog()
 
     def id_of(self, name: str, arguments: Mapping[str, Any] | None) -> int:
-        """Return the id of a new request from the request's name in vLLM's core and `extra_args`."""
+        """Choose a new request's id from its `extra_args`, or derive the id from its name in vLLM's core."""
         for found in self._candidates(name, arguments or {}):
             if found not in self._recent:
                 break

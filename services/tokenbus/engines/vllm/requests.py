@@ -34,7 +34,7 @@ class Request(NamedTuple):
     position: int = 0
     """Position of the first token."""
     leaves: bool = False
-    """Whether a decode worker continues after the first token."""
+    """Whether a decode worker continues the request after the first token."""
 
 
 class _Batch:
@@ -102,7 +102,7 @@ class Requests:
             self._leaving.add(name)
 
     def names_of(self, request_ids: Iterable[int]) -> list[str]:
-        """Return vLLM's names of the given requests that are open."""
+        """Return vLLM's names of the open requests that have one of these ids."""
         wanted = frozenset(request_ids)
         return [name for name, slot in self._slots.items() if int(self._request_ids[slot]) in wanted] if wanted else []
 

@@ -24,7 +24,7 @@ from tokenbus_contracts.generated.request_pb2 import Generate, RequestEvent, Rou
 _FOLDER = "worker.routed_experts_folder"
 _OPTION = "--enable-return-routed-experts"
 _ANY_EPOCH = "[0-9a-f]" * 16
-"""The pattern of an incarnation in the name of a file."""
+"""Pattern that matches any incarnation in a file's name."""
 _FILE_BYTES = 1 << 26
 """Size in bytes at which a file is full, and the next file begins."""
 _STOP, _LENGTH = int(RowStatus.FINISHED_STOP), int(RowStatus.FINISHED_LENGTH)
@@ -69,7 +69,7 @@ class Spool:
             raise ValueError(f"{_FOLDER}: a folder in which files can be made, got {error}") from None
 
     def append(self, data: bytes | bytearray) -> tuple[str, int]:
-        """Write an array, and return its file's name and its offset in the file. Raises OSError, also at the limit."""
+        """Append an array, and return its file's name and its offset. Raises OSError, for example at the size limit."""
         if self._used + len(data) > self._most:
             self._used = self._measured()  # readers may have removed files
         if self._used + len(data) > self._most:
@@ -89,7 +89,7 @@ class Spool:
     def _measured(self) -> int:
         """Return the total size of this worker's files, including files of earlier incarnations."""
         size = 0
-        # The id of another worker may begin with this one and a dot.
+        # Another worker's id may begin with this worker's id and a dot.
         for path in self._folder.glob(f"{self._worker}.{_ANY_EPOCH}.*.experts"):
             with suppress(FileNotFoundError):  # a reader has just removed the file
                 size += path.stat().st_size
@@ -103,7 +103,7 @@ class _Request:
         self.request_id = session.request_id
         self.prompt_tokens = len(session.tokens.token_ids)
         self.position = min(first_row, self.prompt_tokens)
-        """Index of the first row's token, counted from the begin of the prompt."""
+        """Index of the first row's token, counted from the start of the prompt."""
         self.data = bytearray()  # copied, because a part is a view of a larger array
         self.dtype = np.dtype(np.uint8)
         self.shape: tuple[int, ...] = (0, 0)
@@ -118,7 +118,7 @@ class _Request:
             self.data += part.tobytes()
 
     def complete(self, tokens: int, last_tokens: int) -> int:
-        """Return the number of rows of a request with `tokens` output tokens, `last_tokens` of them from its last step.
+        """Return a request's number of rows. `tokens` counts its output tokens, `last_tokens` only its last step's.
 
         Removes rows of tokens that a stop string cut off. Raises ValueError if vLLM returned another number of rows.
         """
@@ -137,7 +137,7 @@ class SessionExperts:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._requests: dict[str, _Request] = {}
-        """Open requests by the names that vLLM uses."""
+        """Open requests, with vLLM's names of the requests as keys."""
         self._repeated_log = DeduplicatedLog()
 
     def add(self, name: str, session: Generate, sampling: Any) -> None:  # noqa: ANN401 - vLLM's SamplingParams

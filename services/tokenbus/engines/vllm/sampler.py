@@ -52,7 +52,7 @@ class ScoringSampler(Sampler):  # type: ignore[misc]  # known only at run time
     """vLLM's sampler with our scores. `use_token_scores` changes the class of an existing instance."""
 
     runner: Any
-    """vLLM's model runner, which knows the requests of the logits."""
+    """vLLM's model runner, which knows the request of each row of logits."""
     given_ids: Sequence[int] = ()
     """Ids to score in the current prompt."""
     keeps_processed = False
@@ -155,7 +155,7 @@ class ScoringRejectionSampler(rejection_sampler.RejectionSampler):  # type: igno
     """vLLM's rejection sampler with our scores of the accepted tokens."""
 
     _drafted: torch.Tensor | None = None
-    """Logits by which the last call verified drafts."""
+    """Logits against which the last call verified drafts."""
 
     def forward(self, metadata: Any, draft_probs: Any, logits: torch.Tensor, sampling_metadata: Any) -> Any:  # noqa: ANN401
         wants = sampling_metadata.max_num_logprobs is not None and self.sampler.extra_scores().want_other

@@ -121,7 +121,7 @@ def add_extras(made: StepArrays, lines: Array, scored: npt.NDArray[np.bool_], fi
 
 
 def _listed(sizes: Array, bounds: Array) -> Array:
-    """Return the number of listed mask ids of each line, or 0 if the mask exceeds the line's bound."""
+    """Return how many mask ids each line lists: the mask's size, or 0 if the size exceeds the line's bound."""
     return np.where(sizes <= bounds, sizes, 0)
 
 

@@ -10,7 +10,7 @@ _MOST_DIGITS = 20
 _log = logger("worker")
 
 
-@cache  # the class must be changed only once
+@cache  # a second call must not wrap the method again
 def follow_weight_versions(core: type) -> None:
     """Make vLLM's core pass each new weight version to the scheduler, if the scheduler has `note_weight_version`."""
     # Before release 0.29, vLLM has no weight versions.

@@ -14,7 +14,7 @@ _LIBRARY, _SOURCE = (Path(__file__).with_name(name) for name in ("ops.so", "ops.
 ROLES = 11
 """Number of roles of a save op's tensors, as in `enum role` of ops.c."""
 MORE, WHOLE, ENDED, REFUSED = range(4)
-"""Results of `receive`: an incomplete message, a whole message, the end of the peer, or an invalid message."""
+"""Results of `receive`: an incomplete message, a whole message, a closed connection, or an invalid message."""
 What = IntEnum(
     "What",
     "FITS NO_BUFFER DIMENSIONS MOST_SLOTS TOO_SHORT TOO_MANY NO_PLACE NARROW EMPTY NO_COLUMNS",
