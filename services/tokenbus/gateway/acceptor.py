@@ -10,7 +10,7 @@ from tokenbus.logs import logger
 
 _log = logger("gateway")
 _AT_ONCE = 16
-"""Maximum number of accepted connections per event. A refused connection stays open until the event ends."""
+"""Maximum number of connections accepted in one callback. Refused connections stay open until the callback ends."""
 _RETRY_SECONDS = 0.1
 BACKLOG = 4096
 
@@ -35,7 +35,7 @@ class Acceptor:
         self._is_accepting = False
         self._repeated_log = gateway.repeated_log
         self._beginning: dict[asyncio.Task[None], socket.socket | None] = {}
-        """Tasks of unfinished handshakes, oldest first. The value is the socket, or None once the handshake begins."""
+        """Maps tasks of unfinished handshakes, oldest first, to the socket, or to None once the handshake begins."""
 
     def __len__(self) -> int:
         return len(self._connections) + len(self._beginning)
@@ -63,7 +63,7 @@ class Acceptor:
         """Serve a connection.
 
         With TLS, a connection above the limit closes the oldest unfinished handshake, which is probably stalled. If all
-        handshakes are finished, this connection is closed. Without TLS, the HTTP protocol answers with an error.
+        handshakes are finished, this connection is closed. Without TLS, connections above the limit get an HTTP error.
         """
         while self._context is not None and len(self) > self._settings.most_connections:
             self._counts.refused_connections += 1

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     prompt_tokens: int
     tokens: int
     first_at: float | None
-    """Monotonic time of the first tokens in an answer that is sent whole, or None in a stream."""
+    """Monotonic time of the first tokens, or None if the answer is streamed."""
     most_tokens: int | None
 
 
@@ -148,7 +148,7 @@ class Answer(ABC):
         self._close = close
 
     def evict(self, size: int) -> None:
-        """End this answer, the largest with `size` bytes, because all answers together use too much memory."""
+        """End this answer of `size` bytes, because it is the largest and all answers together use too much memory."""
         message = "too many bytes wait for all clients together (gateway.buffer_bytes)"
         code = "slow_client" if self.is_streamed else "overloaded"
         self._end_slow(ApiError(503, f"{message}, {size} bytes of it for this answer", code=code))
@@ -207,7 +207,7 @@ class Choice:
     def __init__(self, index: int, request: CompletionRequest, form: Format, answer: Answer) -> None:
         stopping = request.stopping
         self.index = index
-        # In a session, use a stream without a form, so that this choice receives all rows and can record the ids.
+        # In a session, Python must write all rows, so that this choice can record the token ids.
         self.stream = EventStream() if request.conversation else form.stream(index)
         """The state of the choice's stream, which the event writer also reads and changes."""
         self.writers = form.writers(self.stream)
@@ -228,7 +228,7 @@ class Choice:
         self._echo = request.echoes[index // request.n] if request.echoes else None
         self._scores: PromptScores | None = None
         self.is_silent = all(writer.is_empty for writer in self.writers)
-        """Whether rows without text are skipped, because a row has no other members."""
+        """Whether rows without text are skipped, because the answer shows nothing else of a row."""
 
     @property
     def tokens(self) -> int:
@@ -270,7 +270,7 @@ class Choice:
         self.stream.tokens += count
         if self._answer.recorder is not None:
             self._answer.recorder.add(step.row_ids(row))
-        if count and self.stream.form is not None:  # Python writes the next row after a split character
+        if count and self.stream.form is not None:  # after a split character, Python must write the next row
             self.stream.is_held = self._text.is_split
         status = step.statuses[row]
         if status == _UNRECOVERABLE:
@@ -331,7 +331,7 @@ class WholeAnswer(Answer):
             if self.queue.is_closed:  # the answer was too large
                 return
             held = self.queue.append(part)
-            grown += held if isinstance(part, bytes) else 0  # a bytearray is already counted
+            grown += held if isinstance(part, bytes) else 0  # a bytearray was counted while it was filled
             written += len(part)
             if not part or written > _TURN_BYTES:
                 self.queue.hold(grown)

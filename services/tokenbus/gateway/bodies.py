@@ -13,7 +13,7 @@ MAX_BIASED, MAX_BIAS = 1024, 100
 
 
 def says(meaning: str, **schema: Any) -> Meta:  # noqa: ANN401 - JSON Schema
-    """Return the description of a field for OpenAPI, and a schema if its type does not determine one."""
+    """Return the OpenAPI description of a field, with the parts of the schema that the field's type does not imply."""
     return Meta(description=meaning, extra_json_schema=schema or None)
 
 

@@ -39,12 +39,12 @@ class Turn(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Number of ids."""
+        """Number of token ids in the turn."""
         return (len(self.prompt) + len(self.output)) // ID_BYTES
 
 
 FindTurn = Callable[[str, bytes], Turn | None]
-"""A function that returns the last turn of a session by the digest of the conversation, or None."""
+"""Finds the last turn of a session by the digest of the conversation. Returns None if no turn is found."""
 
 
 class BridgedPrompt(NamedTuple):
@@ -53,7 +53,7 @@ class BridgedPrompt(NamedTuple):
     digest: bytes
     """The digest of the conversation before its next turn."""
     result: Literal["", "bridged", "unknown", "refused"]
-    """The use of the last turn: empty before the first answer, and `unknown` after an edit of the history."""
+    """Whether the prompt continues the last turn. Empty before the first answer, and `unknown` after an edit."""
     ids: list[int] | None = None
     """The prompt, if the result is `bridged`."""
 
@@ -78,7 +78,7 @@ class Bridge:
         families = sorted(configs.json_schema()["discriminator"]["mapping"].keys() - _NOT_OF_A_FAMILY)
         if self._name not in families:
             raise self._refused(f"empty or one of {', '.join(families)}")
-        # Keep thoughts in the history, although some templates drop them, so that the session stays one branch.
+        # Keep all thoughts in prompts. Templates that drop earlier thoughts would split the session into branches.
         self._config = configs.validate_python({"name": self._name, "thinking_retention": "all"})
         self._variables = renderers.template_field_names(self._config)
         self._renderers: OrderedDict[bytes, Renderer | None] = OrderedDict()
@@ -121,7 +121,7 @@ class Bridge:
         functions = [tool["function"] for tool in tools] or None
         try:
             rendered = renderer.bridge_to_next_turn(prompt, output, messages, tools=functions)
-        except MemoryError:  # the slow lane has more memory
+        except MemoryError:  # encoders of the slow lane have more memory
             raise
         except Exception:  # noqa: BLE001 - clients write the messages, and the library raises nothing narrower
             return []
@@ -185,7 +185,7 @@ class _Tokenizer:
 def digest_with(digest: bytes, message: Mapping[str, Any]) -> bytes:
     """Return the digest of a conversation with one more message.
 
-    The digest does not depend on a message's form: parts or a text, and the ids of calls.
+    A text and a single part with this text give the same digest. The ids of calls do not change the digest.
     """
     content, given = message.get("content") or "", message.get("tool_calls") or ()
     if isinstance(content, list) and len(content) == 1:
@@ -198,7 +198,7 @@ def digest_with(digest: bytes, message: Mapping[str, Any]) -> bytes:
 
 
 def _arguments(given: object) -> object:
-    """Return the arguments of a call as JSON in one form, or as given if the model wrote something else."""
+    """Return the arguments of a call as normalized JSON, or unchanged if they are not JSON."""
     try:
         value = json.loads(given) if isinstance(given, str) else given or {}
         return json.dumps(value, sort_keys=True)

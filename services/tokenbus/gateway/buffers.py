@@ -22,7 +22,7 @@ _CHUNK_BYTES, _BUFFER_BYTES = 65_536, 8192
 """Size of a sent chunk, and size of a buffer for rows, both in bytes. A full buffer is not grown but replaced."""
 _ALL = 2**31
 _FREED_SHARE = 8
-"""An eighth of the bound is freed at a time. Otherwise each further byte would evict an answer."""
+"""An eviction frees an eighth of the bound for all answers. Otherwise each further byte would evict an answer."""
 COLLECTED_BYTES = 256
 _TIME_BYTES = 8
 _MOST_PARTS = 32
@@ -78,7 +78,7 @@ class Buffers:
     def evict(self, wanted: int, beside: Mapping["Answer", int]) -> None:
         """Evict the largest answers until `wanted` bytes are freed.
 
-        The size of an answer includes the unread bytes of its socket. `beside` has its bytes in other buffers.
+        The size of an answer includes the unread bytes of its socket. `beside` maps answers to bytes in other buffers.
         """
         sizes = {each: each.queue.size + each.queue.unsent() + beside.get(each, 0) for each in self._holders}
         self._evict(sizes, wanted, 1, _ALL)
@@ -125,7 +125,7 @@ class Collected:
         return sum(map(len, self._buffers))
 
     def grown(self) -> int:
-        """Count the last buffer, and begin a new buffer if the last is full. Return the growth of memory in bytes."""
+        """Count the memory of the last buffer. If the buffer is full, begin a new one. Return the growth in bytes."""
         last = self.last
         grown, self._counted = getsizeof(last) - self._counted, getsizeof(last)
         if len(last) >= _BUFFER_BYTES:
@@ -382,8 +382,8 @@ class SendQueue:
 class Backlog:
     """A first-in first-out queue of received steps and request ends.
 
-    A step that has left the queue counts towards the size until all its rows are delivered. While
-    the backlog is larger than `compacted_bytes`, delivered rows of such steps are freed; below, that takes too long.
+    A step that has left the queue counts towards the size until all its rows are delivered. Delivered rows of such
+    steps are freed only while the backlog is larger than `compacted_bytes`, because freeing rows takes long.
     """
 
     def __init__(self, compacted_bytes: int = 0) -> None:
@@ -425,9 +425,9 @@ class Backlog:
             self.fit(waiting.step)
 
     def fit(self, step: RenderedStep) -> None:
-        """Free the delivered rows of a step of which few rows still wait.
+        """If few rows of a step still wait, free the step's delivered rows.
 
-        One waiting row would otherwise keep the rows of all other answers in memory.
+        One waiting row would otherwise keep the step's rows for all other answers in memory.
         """
         rows = step.batch.row_count
         if self.size <= self._compacted_bytes:

@@ -45,7 +45,7 @@ _OTHER_NAMES = {"response_format": "structured_outputs", "return_logprobs_of": "
 """Maps the usual name of a body's field to another name of the same field."""
 _NOT_IN_BATCHES = ("stream", "tools", "functions", "prompt_logprobs", "prompt_logprob_token_ids")
 _COPY_BYTES = 16
-"""A field's copies for all choices may have this many bytes per token of gateway.max_prompt_tokens."""
+"""Maximum size of a field's copies for all choices together, in bytes per token of gateway.max_prompt_tokens."""
 _MESSAGE_BYTES = 48
 _IDS = "I"
 _KEPT = frozenset({"stop", "min_tokens", "max_tokens", "include_stop_string", "include_special_tokens"})
@@ -138,7 +138,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         return 8 * self.scored_values + 4 * self.scored_tokens
 
     def kept(self) -> "CompletionRequest":
-        """Return a small copy for the answer: without the engine's parameters, and without ids of hidden prompts."""
+        """Return a copy for the answer, without the engine's parameters and without the ids of hidden prompts."""
         shows_prompts = self.echoes or (self.wants_ids and not self.hides_prompts)
         prompts = self.prompts if shows_prompts else [range(len(each)) for each in self.prompts]
         sampling = {name: value for name, value in self.sampling.items() if name in _KEPT}
@@ -353,7 +353,7 @@ class Reader:
     def _offsets(
         self, body: bodies.Chat | bodies.Completion, number: int, request: CompletionRequest
     ) -> list[tuple[int, int]] | None:
-        if request.bridging == "bridged":  # the tokens of earlier turns are not those of the text
+        if request.bridging == "bridged":  # encoding the text would give other tokens
             return None
         text: Prompt
         if isinstance(body, bodies.Chat):
@@ -443,7 +443,7 @@ class Reader:
     def _bridged(
         self, body: bodies.Chat, tools: Sequence[Mapping[str, Any]], common: dict[str, Any]
     ) -> list[list[int]]:
-        """Return the prompt that continues the session's last turn, if possible. Add the digest to `common`."""
+        """Return the prompt that continues the last turn, if possible. Add the conversation's digest to `common`."""
         is_one = body.n == 1 and not isinstance(body, bodies.ChatBatch)
         is_plain = body.add_generation_prompt and not (body.add_special_tokens or body.echo)
         if self.bridge is None or not (common["session"] and is_one and is_plain):
@@ -574,7 +574,7 @@ class Reader:
             raise invalid("truncate_prompt_tokens", "-1 or at least 1, got 0")
         if context and most > context:
             raise invalid("truncate_prompt_tokens", f"at most {context}, the model's context, got {most}")
-        if most == -1:  # leave room for one token of the answer
+        if most == -1:  # the context must also hold one token of the answer
             most = context - 1 if context else self._settings.max_prompt_tokens
         return Cut(most, body.truncation_side)
 

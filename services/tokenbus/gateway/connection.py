@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {_EXTENSION: self}  # type: ignore[dict-item]  # ours is not a dictionary
 
     def on_headers_complete(self) -> None:
-        """End the timeout of the headers and begin the body."""
+        """Stop the timeout for receiving headers, check the headers, and prepare to receive the body."""
         size = max(len(self.url), sum(len(name) + len(value) + 4 for name, value in self.headers))
         if len(self.headers) > _MAX_HEADERS or size > self.settings.max_header_bytes:
             self._too_long()
@@ -200,7 +200,7 @@ class Connection(HttpToolsProtocol):
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         headers = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets its own parser
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn does so for its own parser
         self._parse(b"".join([line, *headers, b"\r\n", rest]))
 
     def _has_host(self) -> bool:

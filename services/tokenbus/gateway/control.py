@@ -39,7 +39,7 @@ class ControlRoutes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._one_at_a_time = asyncio.Lock()
-        """Serializes weight updates. A retry would mistake the earlier update's pause for an operator's pause."""
+        """Serializes weight updates. Otherwise a retry would mistake the earlier update's pause for an operator's."""
 
     def routes(self) -> list[Route]:
         posts: dict[str, _Do] = {
@@ -125,7 +125,7 @@ class ControlRoutes:
         return {"status": "aborted"}
 
     async def _load_adapter(self, operator: Operator, arguments: _Arguments) -> object:
-        fields = ("name", "src") if "name" in arguments else ("lora_name", "lora_path")  # SageMaker's or vLLM's names
+        fields = ("name", "src") if "name" in arguments else ("lora_name", "lora_path")  # names in SageMaker or vLLM
         name, folder = (_text(arguments, field) for field in fields)
         try:
             await operator.load_adapter(name, folder, replace=_flag(arguments, "load_inplace"))
@@ -304,7 +304,7 @@ async def _reset_prefix_cache(operator: Operator, arguments: _Arguments) -> obje
 
 
 def _stage(stage: str, member: str, message: str) -> _Do:
-    """Return the command for a stage of vLLM's weight transfer, whose arguments are the body or its `member`."""
+    """Return the command for a stage of vLLM's weight transfer. The arguments are the body, or `member` of the body."""
 
     async def do(operator: Operator, arguments: _Arguments) -> object:
         if member:

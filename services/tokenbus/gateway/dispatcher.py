@@ -63,7 +63,7 @@ class OpenRequest:
     share: "_Share"
     rows: deque[WaitingRow | RequestFailedError] = field(default_factory=deque)
     is_held: bool = False
-    """The value to which `is_held` of the stream returns when no rows wait. While rows wait, `is_held` is true."""
+    """The stream's saved `is_held`, restored when no rows wait. While rows wait, the stream's `is_held` is true."""
 
 
 class _Share:
@@ -79,7 +79,7 @@ class _Share:
 
 
 class Dispatcher:
-    """The only consumer of the client's steps. Everything runs on one event loop."""
+    """The only consumer of the steps that the bus client receives. All deliveries run on one event loop."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - made in one place
         self,
@@ -119,7 +119,7 @@ class Dispatcher:
         return self._unsent + max(len(self._opened), len(self._client.requests))
 
     def running_and_waiting(self) -> dict[str, tuple[int, int]]:
-        """Count each model's open requests with their first token, and those without it. Any thread may call this."""
+        """Count each model's open requests: how many have a token, and how many have none. Any thread may call this."""
         found: dict[str, tuple[int, int]] = {}
         for one in list(self._opened.values()):
             running, waiting = found.get(one.answer.model, (0, 0))
@@ -234,7 +234,7 @@ class Dispatcher:
     def _deliver_left(self, one: OpenRequest, left: Sequence[Left]) -> None:
         """Deliver the rows of a request that the event writer left to Python.
 
-        If the answer has used up its slice of time, the first row that Python must write waits, with all later rows.
+        If the answer has used up its slice of time, rows wait, beginning with the first row that Python must write.
         """
         queue, stream, share, began = one.answer.queue, one.choice.stream, one.share, monotonic()
         if share.turn != self._turn_began:
@@ -272,7 +272,7 @@ class Dispatcher:
             self.backlog.hold(waiting)
 
     def _next_steps(self) -> list[RenderedStep]:
-        """Return the waiting steps before the next request error. If an error comes first, deliver the error.
+        """Deliver errors of requests until a step comes. Return the steps that wait before the next error.
 
         Delivering several steps together needs only one pass over the requests.
         """
@@ -294,7 +294,7 @@ class Dispatcher:
         return steps
 
     async def _end_long_turn(self) -> None:
-        """If rows were delivered for too long, let other tasks run until no more steps are received."""
+        """If rows were delivered for too long, let other tasks run until a tick of the event loop receives no step."""
         if not self._is_turn_over():
             return
         for _ in range(_MOST_TURNS):
@@ -308,7 +308,7 @@ class Dispatcher:
         return monotonic() - self._turn_began >= _LONGEST_TURN_SECONDS
 
     def _end_heaviest(self) -> None:
-        """End the answers that hold the most memory, with their waiting rows, until half of the backlog is free."""
+        """End the answers that use the most memory, including waiting rows, until half of the backlog is free."""
         self.backlog.keep(self._opened)
         if self.backlog.size <= self.most_backlog:  # the removed steps belonged to ended requests
             return
@@ -316,7 +316,7 @@ class Dispatcher:
         for request_id, weight in self.backlog.weights().items():
             if request_id in self._opened:
                 beside[self._opened[request_id].answer] += weight
-        for one in self._opened.values():  # estimate by the first row: a request may have many rows
+        for one in self._opened.values():  # estimate from one row, because a request may have many rows
             if one.rows and isinstance(one.rows[0], WaitingRow):
                 step = one.rows[0].step
                 beside[one.answer] += len(one.rows) * (step.size // step.batch.row_count)
@@ -338,7 +338,7 @@ class Dispatcher:
         """
         if self.is_draining:
             raise self._refusal(503, "the gateway is stopping", "stopping")
-        if refusal := self._client.refusal:  # else the requests would wait in vain
+        if refusal := self._client.refusal:  # otherwise the requests would wait for a processor that refuses them
             raise self._refusal(503, f"the processor refuses this gateway: {refusal}", "no_processor")
         caller.check_room(len(request_ids))
         self._check_room(len(request_ids), reserved)

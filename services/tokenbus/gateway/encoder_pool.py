@@ -126,7 +126,7 @@ class EncoderPool:
     async def read(self, job: Job, body: bytearray, who: Hashable, find: FindTurn = no_turn) -> Reply:
         """Return the reader's result for a body. Clients take turns.
 
-        Cancelling kills the encoder. Raises an ApiError of the reader or of a bound, or a RuntimeError for a defect.
+        Cancelling kills the encoder. Raises an ApiError if the body is refused, or a RuntimeError for a defect.
         """
         milliseconds = self._settings.gateway.request_timeout_ms
         try:
@@ -178,7 +178,7 @@ class EncoderPool:
 @contextlib.asynccontextmanager
 async def encoders_of(settings: Settings, repeated_log: DeduplicatedLog) -> AsyncIterator[EncoderPool]:
     encoders = EncoderPool(settings, repeated_log)
-    if is_folder(settings.gateway.tokenizer):  # other tokenizers are quick, and run in this process
+    if is_folder(settings.gateway.tokenizer):  # without a folder, encoding is quick and runs in this process
         encoders.start()
     try:
         yield encoders

@@ -88,7 +88,7 @@ def answer(reader: Reader, job: Job, body: bytes) -> bytes:
 
 def _leave_if_out_of_memory(error: BaseException | None) -> None:
     while error is not None:
-        if isinstance(error, MemoryError):  # orjson raises a SystemError with this cause
+        if isinstance(error, MemoryError):  # possibly as the cause of orjson's SystemError
             os._exit(OUT_OF_MEMORY)
         error = error.__cause__ or error.__context__
 
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
         except SettingsError:  # the gateway reports the error, because it loads the tokenizer too
             return 1
         gc.collect()
-        gc.freeze()  # a collection would copy memory pages that processes share
+        gc.freeze()  # a garbage collection would copy memory pages that processes share
         ForkServer(control, reader).run()
     return 0
 

@@ -47,9 +47,9 @@ _FIELDS = {
 }
 """Maps a field of the contract to the API's name, unless the names differ only by the prefix `sampling.`."""
 _TOO_LONG = re.compile(r" at most (\d+) tokens, got (\d+)")
-"""The end of a worker's error message if a prompt leaves no room for an answer."""
+"""The end of a worker's error message about a prompt that is too long for any answer."""
 _FIELD = re.compile(r"((?:sampling\.|tokens\.|token_scoring\.)?[a-z_]+)((?:\.[a-z_]+|\[\d+\])*)")
-"""The beginning of an error message: the name of a field, and the rest of the field's path."""
+"""The path of a field at the beginning of an error message, split after the first name of the path."""
 
 
 class ApiError(Exception):

@@ -23,11 +23,11 @@ _MOST_STREAMS = 65_536
 _LEFT, _SENT, _RENDERED, _REST, _QUIET = range(5)
 _DONE = (_SENT, _QUIET)
 _TO_PYTHON = 1
-"""Initial state of a row that Python must write, with the later rows of the same request."""
+"""Initial state of a row that Python must write. Python then also writes the later rows of the request."""
 
 
 class EventForm(NamedTuple):
-    """The bytes that all events of a stream share, except the first and the last event."""
+    """The bytes that are the same in all events of a stream, except in its first and last event."""
 
     before: bytes
     behind: bytes
@@ -128,7 +128,7 @@ class EventWriter:
         self.states = (_State * (min(most, _MOST_STREAMS) if vocabulary.size and native.available() else 0))()
 
     def open(self, request_id: int, stream: EventStream) -> None:
-        """Add a stream to the table if the stream's form and the size of the table allow."""
+        """Add a stream to the table unless the stream has no form or the table is full."""
         if stream.form is None or len(self._slots) >= len(self.states):
             return
         slot = self._slots.add(request_id)
@@ -145,7 +145,7 @@ class EventWriter:
         return self._slots.find(request_ids) if self._streams else np.full(request_ids.size, -1, np.intp)
 
     def learn(self, form: int, steps: Sequence[RenderedStep]) -> None:
-        """Create the missing fragments of a form for the tokens in some steps. Unknown ids have no fragments."""
+        """Create the fragments that `form` needs for the tokens of some steps. Unknown ids have no fragments."""
         vocabulary = self.vocabulary
         for batch in (step.batch for step in steps):
             ids, others = (each[each < vocabulary.size] for each in (batch.token_ids, batch.alternative_token_ids))

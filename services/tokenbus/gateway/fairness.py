@@ -1,4 +1,4 @@
-"""Fairness between clients: of the event loop's time, of encoders, and of the memory for long bodies."""
+"""Fairness between clients, which share the event loop's time, the encoders, and the memory for long bodies."""
 
 import asyncio
 import contextlib

@@ -103,7 +103,7 @@ class Gateway:
         self.reader = Reader(settings, vocabulary)
         self.encoders = encoders
         self.bodies = BodyRoom(settings.gateway.max_body_bytes, settings.gateway.retry_after_ms)
-        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the rest is for the backlog
+        self.buffers = Buffers(settings.gateway.buffer_bytes * 8 // 9)  # the dispatcher's backlog may use the rest
         self.repeated_log = repeated_log
         self.dispatcher = Dispatcher(
             client, vocabulary, settings.gateway, self.buffers, repeated_log, self.counts.to_socket
@@ -193,7 +193,7 @@ class Gateway:
             await asyncio.sleep(_LEARN_SECONDS)
 
     def load_report(self) -> Mapping[str, float]:
-        """Return the usage of the fullest KV cache and the number of requests without a token, under vLLM's names."""
+        """Return the usage of the fullest KV cache, and the number of requests that have no token, by vLLM's names."""
         waiting = sum(each for _, each in self.dispatcher.running_and_waiting().values())
         return {"kv_cache_usage_perc": max(self.cache_usage.values(), default=0.0), "num_requests_waiting": waiting}
 
@@ -238,7 +238,7 @@ class Gateway:
         return own != other and 0 not in {own, other}
 
     def _difference(self, status: ProcessorStatus) -> str:
-        """Return a phrase with a text that a worker's tokenizer encodes differently, and a remedy, or an empty text."""
+        """Return a phrase that quotes a text which a worker encodes differently, or return an empty string."""
         for worker in filter(self._differs, status.workers):
             text = first_difference(self.vocabulary.probes, worker.tokenizer_probes)
             if text is not None:

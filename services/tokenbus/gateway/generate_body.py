@@ -53,7 +53,7 @@ _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name i
 
 def completion_of(body: Generate) -> bodies.Completion:
     given = {name: getattr(body.sampling_params, name) for name in _SAMPLING}
-    if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM, ids imply logprobs
+    if given["logprob_token_ids"] is not None and given["logprobs"] is None:  # as in vLLM, the ids request logprobs
         given["logprobs"] = 0
     return bodies.Completion(
         prompt=[body.token_ids],

@@ -68,7 +68,7 @@ class TurnRecorder:
             self._hold(ID_BYTES * (len(self._output) - before))
 
     def end(self, ending: Ending) -> None:
-        """Keep the turn under the digest of the conversation including the answer."""
+        """Keep the turn under the digest of the conversation, which includes the new answer."""
         if not self._is_open or ending.reason != "stop" or ending.stop is not None or not self._output:
             return
         # Omit the last token, the model's end token, which answers do not show.

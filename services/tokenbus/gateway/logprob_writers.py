@@ -18,7 +18,7 @@ from tokenbus.gateway.vocabulary import Tables, Vocabulary
 from tokenbus_contracts import PromptScores
 
 Piece = tuple[bytes | memoryview, ...]
-"""Elements of a row, or of a part of a prompt, for each list of a JSON member. An empty piece adds no elements."""
+"""The elements that a row, or a part of a prompt, adds to each list of a JSON member. An empty piece adds none."""
 _NULL = b"null"
 _EMPTY, _EMPTY_KEY = b'""', b',"":'
 _ID_ENTRY = b'{"token_id":%d,"logprob":%b,"rank":%b}'
@@ -227,7 +227,7 @@ class IdEntries(Entries):
 
 
 class TokenExtras(MemberWriter):
-    """Writes `token_extras`: an object for each token with its other logprob, entropy, chosen logprobs and mask."""
+    """Writes `token_extras`: for each token, an object with the `Extras` from the worker, or null."""
 
     name = b'"token_extras":'
 
@@ -253,7 +253,7 @@ def _extras_object(extras: Extras) -> bytes:
 
 
 class Columns(MemberWriter):
-    """Writes columns as little-endian arrays in base64: the numbers of tokens and alternatives, and five columns."""
+    """Writes the number of tokens, and six columns such as `logprobs` as little-endian arrays in base64."""
 
     form = b",".join([b'"%b":"%%b"' % name for name in _COLUMNS])
     separator = b""
@@ -338,7 +338,7 @@ def _echoed(prompt: Sequence[int], scores: PromptScores, vocabulary: Vocabulary,
 
 
 def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tuple[int, bytes]]]]]:
-    """Yield the scored positions in lists. A position has the token, its logprob, its rank and its alternatives."""
+    """Yield lists of positions. A position is a tuple of the token, its logprob, its rank and its alternatives."""
     width = scores.alternative_logprobs.shape[1]
     at_once = max(1, _MOST_VALUES // (_VALUES_OF_POSITION + width))
     for begin in range(0, scores.token_ids.size, at_once):
@@ -353,7 +353,7 @@ def _parts(scores: PromptScores) -> Iterator[list[tuple[int, bytes, int, list[tu
 def _given(
     step: RenderedStep, row: int, count: int, table: Mapping[int, bytes]
 ) -> list[list[tuple[bytes, bytes]] | None]:
-    """Return the logprobs of the request's chosen tokens for each token of a row. `table` names the chosen tokens.
+    """Return the logprobs of the tokens that the request chose, for each token of a row. `table` maps ids to names.
 
     The entry for a token of the row is None if the worker dropped the extras.
     """

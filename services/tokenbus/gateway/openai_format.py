@@ -54,7 +54,7 @@ class Envelope(Format):
 
     @property
     def _has_one_prompt(self) -> bool:
-        """Whether the answer is a chat's, which has prompt members only once, and logprobs as a list of objects."""
+        """Whether the answer is a chat's, with one prompt for all choices and with logprobs as a list of objects."""
         return self._request.is_chat
 
     def _first_members(self, name: str) -> dict[str, object]:

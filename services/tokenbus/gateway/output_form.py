@@ -15,7 +15,7 @@ _MEMBERS = {
     "grammar": ("grammar", "text"),
     "structural_tag": ("structural_tag", "tag"),
 }
-"""Maps a form of output in a body to the contract's member, and to the field in the member that has the text."""
+"""Maps a form in a request body to a member of the contract's StructuredOutput and to the member's text field."""
 _OF_JSON = ("json", "structural_tag")
 _PARTS_OF_TAGS = ("format", "structures", "triggers")
 _ANY_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
@@ -168,6 +168,6 @@ def _schema_of_calls(functions: Sequence[Mapping[str, Any]], *, is_one: bool) ->
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object", "anyOf": calls}}
     if is_one:
         schema["maxItems"] = 1
-    if definitions:  # references to definitions start at the root
+    if definitions:  # `$ref` paths of definitions begin at the schema's root
         schema["$defs"] = definitions
     return schema

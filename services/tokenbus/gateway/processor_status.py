@@ -26,7 +26,7 @@ class StatusCache:
         self._asked_at = -math.inf
 
     async def get(self, *, is_new: bool = False) -> ProcessorStatus:
-        """Return the status. If `is_new`, the status is requested after this call. Raises a TimeoutError."""
+        """Return the status. If `is_new`, an earlier status is not reused. Raises a TimeoutError."""
         since = time.monotonic() - (0 if is_new else _FRESH_SECONDS)
         async with self._lock:
             if self._asked_at < since:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 Prompt = str | list[int]
 """A text or token ids."""
 _MAX_PROMPTS_SHARE = 4
-"""All prompts together, each counted `n` times, may have this multiple of gateway.max_prompt_tokens."""
+"""Ratio of the maximum number of tokens of all prompts, each counted `n` times, to gateway.max_prompt_tokens."""
 _MAX_VARIABLES_BYTES = 65_536
 _RESERVED = frozenset({
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "add_special_tokens"),

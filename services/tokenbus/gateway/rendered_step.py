@@ -78,7 +78,7 @@ class RenderedStep:
 
     @cached_property
     def stops(self) -> dict[int, int]:
-        """The value of the column `stops` by row, for rows that ended by a stop."""
+        """Maps the index of each row that ended by a stop to the row's value in the column `stops`."""
         batch = self.batch
         stopped = np.flatnonzero(batch.statuses == RowStatus.FINISHED_STOP) if batch.stops.size else batch.stops
         return dict(zip(stopped.tolist(), batch.stops.tolist(), strict=True))
@@ -90,7 +90,7 @@ class RenderedStep:
 
     @cached_property
     def all_begins(self) -> Begins:
-        """Three arrays of offsets, where each row's tokens, logprobs and alternatives begin, and a final end."""
+        """Arrays of offsets for tokens, logprobs and alternatives: the start of each row, then the total."""
         batch = self.batch
         begins = np.zeros((3, batch.row_count + 1), np.int64)
         scored = batch.token_counts * (batch.scorings != Scoring.NONE)
@@ -117,7 +117,7 @@ class RenderedStep:
 
     @cached_property
     def character_begins(self) -> list[int]:
-        """Number of characters that begin before each token, followed by the total."""
+        """Number of characters that begin before each token. The last element is the total number."""
         return [0, *accumulate(map(self.vocabulary.characters.__getitem__, self.ids))]
 
     @cached_property

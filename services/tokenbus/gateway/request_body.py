@@ -204,7 +204,7 @@ def _array(kind: Any, low: int, high: int) -> Any:  # noqa: ANN401 - a type
 
 
 def _bounded(kind: type[B], bounds: Mapping[str, Any]) -> type[B]:
-    """Return `kind` with the types in `bounds` for its fields. Fields with a default may also be null."""
+    """Return a subclass of `kind` whose fields have the types in `bounds`. Fields with a default may also be null."""
     hints, fields = get_type_hints(kind, include_extras=True), []
     for field in msgspec.structs.fields(kind):
         if field.name in bounds:

@@ -217,7 +217,7 @@ class Routes:
 
         def close() -> None:
             dispatcher.close(request_ids)
-            if recorder is not None:  # not the answer's, which would refer to itself
+            if recorder is not None:  # `answer.recorder` would make the answer refer to itself
                 recorder.close()
             if named.get(asked.name) is request_ids:
                 del named[asked.name]

@@ -36,13 +36,13 @@ class SessionReader:
         if not self._settings.durable_log.address:
             message = "sessions: a gateway with durable_log.address, the log to read, got none"
             raise ApiError(404, message, code="not_found")
-        if not name.owner:  # the owner is unknown until a processor accepts the client
+        if not name.owner:  # unknown until a processor accepts this gateway's client
             raise ApiError(503, "sessions: a connected processor, got none yet", code="no_processor")
         if self._reading is not None and not self._reading.done():
             raise self._refusal("sessions: one read of the durable log at a time, got one more")
         read = _Read(self._settings, name)
         self._reading = reading = asyncio.ensure_future(asyncio.to_thread(read.run))
-        reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieve the exception
+        reading.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # else asyncio would log it
         try:
             async with asyncio.timeout(MOST_SECONDS):
                 return await asyncio.shield(reading)

@@ -33,7 +33,7 @@ class StreamedAnswer(Answer):
     is_streamed = True
     _held = 0
     _kept = 0
-    """The value of the format's `kept` when the queue last counted these bytes."""
+    """Number of bytes that the last events will repeat, as last counted in the queue."""
 
     def begin(self, close: Callable[[], None]) -> None:
         super().begin(close)

@@ -99,7 +99,7 @@ class RunningText:
         return text[: len(text) - kept]
 
     def _ends(self, text: str, before: int) -> list[tuple[int, int]]:
-        """Return the end of each stop text found after `before` characters, with the number of the stop text."""
+        """Return the end and the index of each stop text that ends after the first `before` characters."""
         found = ((text.find(stop, max(0, before + 1 - len(stop))), stop) for stop in self._stops)
         return [(begin + len(stop), number) for number, (begin, stop) in enumerate(found) if begin >= 0]
 

@@ -13,7 +13,7 @@ from tokenbus.gateway.stop_strings import beginning
 _MOST_CHARACTERS = 131_072
 """Maximum number of characters of a call or of a list of calls. A longer text counts as content."""
 _MOST_BEFORE = 1024
-"""Maximum number of characters before a call, which are spaces and a mark."""
+"""Maximum number of characters before a call. Only spaces and a mark may precede a call."""
 _OPENING, _CLOSING = "{[", "}]"
 _NAMES: Mapping[str, bool | None] = MappingProxyType({"true": True, "false": False, "null": None})
 """The constants of JSON, which models mix with those of Python."""
@@ -105,9 +105,9 @@ class Hermes(ToolParser):
         super().__init__()
         self._is_inside = False
         self._tail = ""
-        """The end of the text that may begin the next mark."""
+        """Characters at the end of the text that may begin the next mark."""
         self._is_behind = False
-        """Whether the last item was a call. Spaces after a call are dropped."""
+        """Whether the last item of the text was a call. Spaces after a call are dropped."""
 
     def _read(self, text: str) -> None:
         text, begin = self._tail + text, 0

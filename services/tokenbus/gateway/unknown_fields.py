@@ -44,12 +44,12 @@ class _Search:
     def __init__(self) -> None:
         self.paths: dict[str, None] = {}
         self._checked: set[tuple[type, str, str]] = set()
-        """Checks that were made, each with a type, a path and an unknown field. No check is repeated in a list."""
+        """Type, path and unknown field of each check. Items of a list share a path, so a check is made only once."""
 
     def look(self, body: Struct, given: dict[str, Any], where: str, path: str, *, is_option: bool) -> None:
-        """Check an object and all objects within it. `where` is its path, and `path` has no indices.
+        """Check an object and all objects within it. `where` is the object's path, and `path` omits its indices.
 
-        Without `is_option`, fewer unknown fields are refused. Items of a list are parts of a conversation, not options.
+        Fewer unknown fields are refused without `is_option`, as in items of a list, which are parts of a conversation.
         """
         kind = type(body)
         known, of_objects = _fields_of(kind)

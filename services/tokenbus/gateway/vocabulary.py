@@ -25,7 +25,7 @@ _CONTINUATION = 0x80
 
 
 class Numbers:
-    """The tokenizer of engines without text. A token's text is its id, and a text's tokens are its bytes."""
+    """The tokenizer for engines that need no text. A token's text is its id, and a text's tokens are its bytes."""
 
     vocabulary_size = 0
 
@@ -187,7 +187,7 @@ def vocabulary_of(tokenizer: str) -> Vocabulary:
 
 
 def _name(token_id: int, piece: bytes, special: str) -> bytes:
-    """Return a token's name as JSON: the text or the bytes of `piece`. If `piece` is empty: `special`, or the id."""
+    """Return a token's name as JSON: the text or the bytes of `piece`, or if `piece` is empty, `special` or the id."""
     try:
         name = piece.decode() or special or f"<|{token_id}|>"
     except UnicodeDecodeError:

@@ -82,7 +82,7 @@ def available() -> bool:
 class Fragments:
     """Holds a fragment of JSON for each token id: the token's text, or the part of an entry before the logprob.
 
-    `make` returns a fragment, and whether the token has no text by itself. In this case the fragment must not be empty.
+    `make` returns a fragment, and whether the token has no text by itself. Even then, the fragment must not be empty.
     """
 
     def __init__(self, size: int, make: Callable[[int], tuple[bytes, bool]], form: Form) -> None:
@@ -116,14 +116,14 @@ class Fragments:
         return list(zip(*(pieces[place::lists] for place in range(lists)), strict=True))
 
     def add(self, ids: npt.NDArray[np.uint32]) -> list[int]:
-        """Create the missing fragments of some tokens, and return their ids. If any id is unknown, do nothing."""
+        """Create a fragment for each id that has none, and return these ids. If any id is unknown, do nothing."""
         if ids.max(initial=0) >= self._begins.size:
             return []
         missing: list[int] = np.unique(ids[self._begins[ids] < 0]).tolist()
         for token_id in missing:
             fragment, is_empty = self._make(token_id)
             while self._used + len(fragment) > self._bytes.size:
-                # The system provides memory for the unused half only when that half is written.
+                # The unused half takes no memory until it is written.
                 self._bytes, before = np.zeros(2 * self._bytes.size, np.uint8), self._bytes
                 self._bytes[: before.size] = before
             self._bytes[self._used : self._used + len(fragment)] = np.frombuffer(fragment, np.uint8)
@@ -141,7 +141,7 @@ class Fragments:
 class Columns:
     """The addresses of the columns of a batch.
 
-    `begins` has three arrays of offsets, where each row's tokens, logprobs and alternatives begin, and a final end.
+    `begins` has arrays of offsets for tokens, logprobs and alternatives: the start of each row, then the total.
     """
 
     def __init__(self, batch: LogprobBatch, begins: Begins) -> None:
