@@ -8,7 +8,7 @@ from tokenbus.logs.values import safe
 
 _MS = 1000
 _TOGETHER = object()
-"""The key that events with new keys share while `most` other keys are tracked."""
+"""Replaces each new key while `most` keys are tracked, so that the events of all new keys are counted together."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class DeduplicatedLog:
         self._quiet = quiet_ms / _MS
         self._most = most
         self._now = now
-        # The first key is the least recently used key.
+        # The dict's first key is the least recently used key.
         self._open: dict[Hashable, dict[str, _Repetition]] = {}
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class DeduplicatedLog:
         return True
 
     def end(self, key: Hashable, *, even_one: bool = True) -> None:
-        """Log the summary of a key's events. If `even_one`, include events that were not repeated."""
+        """Log a summary of each event of a key. With `even_one`, include an event that occurred only once."""
         for event, repetition in self._open.pop(key, {}).items():
             _sum_up(event, repetition, even_one=even_one)
 

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 Subject = TypeVar("Subject")
 Samples = Mapping[Any, float]
-"""Values of a metric, by the value of the label or by a tuple of the values of several labels."""
+"""Values of a metric by label value, or by a tuple of label values if the metric has several labels."""
 
 SECONDS = (
     *(0.0001, 0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.0025, 0.003, 0.004, 0.005, 0.0075, 0.01),
@@ -57,12 +57,12 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Family(Generic[Subject]):
-    """A metric whose value is read from one kind of object, the subject."""
+    """A metric, and the function that reads its value from an object, the subject."""
 
     title: str
     """The name of the metric, then the labels in braces. Labels must have few values, so requests cannot be labels.
 
-    The last word of the name, or the last before `total`, is the unit.
+    The unit is the last word of the name, or the last word before `total`.
     """
     help: str
     advice: str

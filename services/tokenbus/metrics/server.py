@@ -30,7 +30,7 @@ _log = logger("metrics")
 _SCHEME = "tcp://"
 _ASK_SECONDS = 0.25
 _PAUSE_SECONDS = 0.0002
-"""Pause after each metric, so that other threads can run. A page with many workers takes milliseconds."""
+"""Pause after each metric, so that other threads run during the milliseconds that a page with many workers takes."""
 MOST_HEADER_BYTES = 8192
 _MOST_CONNECTIONS = 16
 _MOST_SECONDS = 10.0

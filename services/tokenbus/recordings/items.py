@@ -256,7 +256,7 @@ def read_items(file: BinaryIO, *, name: str = "", after: tuple[int, int] | None 
     while (frame := entries.next()) is not None:
         if frame.epoch != begin.epoch:
             raise entries.error(f"epoch {begin.epoch}, as in the hello, got {frame.epoch}")
-        if frame.WhichOneof("body") is None:  # the frame comes from a newer minor version
+        if frame.WhichOneof("body") is None:  # a newer minor version added this kind of frame
             continue
         last = entries.last_sequence(frame, expected)
         if frame.HasField("gap"):
@@ -310,7 +310,7 @@ class _Entries:
             raise self.error(str(error)) from None
 
     def last_sequence(self, frame: WorkerFrame, expected: int) -> int:
-        """Return the last sequence of an item or gap; raises RecordingError unless it begins at `expected`."""
+        """Return the last sequence of an item or a gap; raises RecordingError if the first is not `expected`."""
         match frame.WhichOneof("body"):
             case "item":
                 first = last = frame.item.sequence

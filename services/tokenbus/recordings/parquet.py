@@ -57,7 +57,7 @@ _OF_REQUEST = {
     TokenKind.DRAFT: ("draft_", [*_SCORES, "step"]),
     TokenKind.PROMPT: ("prompt_", _SCORES),
 }
-"""For each kind of token, the prefix and the names of a request's list columns."""
+"""By kind of token: the token columns that become a request's list columns, and the prefix of the new names."""
 _KINDS = 4
 
 
@@ -139,7 +139,7 @@ class TokenFile:
     rows = "tokens"
     schema = SCHEMA
     _depth = 0
-    """Nesting depth of the lists that contain a token's scalar values."""
+    """Nesting depth of the lists in a column that has one value per token."""
     _statistics_columns: Sequence[str] = _ORDERED
     """Columns with statistics, by which readers skip row groups."""
 
@@ -230,7 +230,7 @@ class RequestFile(TokenFile):
         """Unwritten requests by id."""
         self._ended: list[_Request] = []
         self._codes: list[npt.NDArray[np.int64]] = []
-        """Codes of the unwritten tokens: the number of the token's request times `_KINDS`, plus the token's kind."""
+        """The code of each unwritten token: the number of its request times `_KINDS`, plus the token's kind."""
         self._held = SCHEMA.empty_table()
         """Tokens of the requests that were still open at the last write."""
 
@@ -248,13 +248,13 @@ class RequestFile(TokenFile):
         elif item.event is not None:
             self._note_event(item.event)
         held, tokens, size = self._held, self._buffer.tokens, self._buffer.payload_bytes
-        # Each write copies the tokens of open requests, so a write needs at least as many new tokens.
+        # Each write copies the tokens of open requests, so a write waits for at least as many new tokens.
         is_due = tokens >= max(_GROUP_TOKENS, held.num_rows) or (size >= _GROUP_BYTES and size >= held.nbytes)
         if is_due and (header is None or not (header.draft_follows or header.part_index + 1 < header.part_count)):
             self._write()
 
     def _request(self, request_id: int, *, begins: bool) -> _Request:
-        """Return the latest request with an id; with `begins`, create a new request if the latest has ended."""
+        """Return the latest request with an id. Create one if none exists or, with `begins`, the latest has ended."""
         request = self._latest.get(request_id)
         if request is None or (begins and request.status != RowStatus.ACTIVE.name):
             self._count += 1
@@ -327,7 +327,7 @@ def _groups(requests: int, keys: npt.NDArray[np.int64]) -> Iterator[tuple[slice,
 
 
 def _request_table(requests: list[_Request], tokens: pa.Table, keys: npt.NDArray[np.int64]) -> pa.Table:
-    """Return one row per request; the key of each token is its request's index times `_KINDS`, plus its kind."""
+    """Return one row per request; a token's key is the index of its request times `_KINDS`, plus the token's kind."""
     columns: list[Any] = [
         pa.array([getattr(each, name) for each in requests], kind) for name, kind in _REQUEST_TYPES.items()
     ]

@@ -55,7 +55,7 @@ class RoutedExperts:
         """
         path = Path(folder, self.file)
         size = prod(self.shape) * np.dtype(self.dtype).itemsize if self.dtype in _TYPES else None
-        if self.file != path.name or size != self.length:  # another process named the file and the size
+        if self.file != path.name or size != self.length:  # both come from another process, and may be wrong
             raise self._error("not the place of an array", self.file)
         with path.open("rb") as file:
             there = max(0, os.fstat(file.fileno()).st_size - self.offset)

@@ -26,11 +26,11 @@ VALUES: dict[str, tuple[type[np.generic], float]] = {
     "entropy": (np.float32, np.nan),
     "mask_size": (np.uint32, 0),
 }
-"""Types and unknown values of a token's columns, by name."""
+"""Type of each token column, and the value that means unknown, by column name."""
 MASK = "mask_token_ids"
 _ARRAYS = ("position", "token_id", "weight_version", *VALUES)
 Columns = dict[str, Any]
-"""Columns of tokens: arrays, and the sampling masks as a list."""
+"""Columns of tokens by name: arrays, except for the sampling masks, which are a list with one array per token."""
 Ids = npt.NDArray[np.uint32]
 NO_IDS: Ids = np.zeros(0, np.uint32)
 _Life = tuple[str, int]
@@ -71,7 +71,7 @@ class Turn:
 
     attempt: Attempt
     begun_at: int
-    """Time of the worker's last step before admission, or of its first step, in nanoseconds by the worker's clock."""
+    """Time of the worker's last step before the admission, or else of its first step, in ns by the worker's clock."""
     first_id: int
     """Id of the request's first turn."""
     started_at: int = 0
@@ -85,7 +85,7 @@ class Turn:
     lost_experts: str = ""
     """Reason why the engine lacks the routed experts, or empty if it has them or nobody requested them."""
     prompt: list[bytes] = field(default_factory=list)
-    """Recorded chunks from the beginning of the prompt."""
+    """Recorded chunks of the prompt, from its beginning to the first missing chunk."""
     tokens: list[Columns] = field(default_factory=list)
 
     def admit(self, admitted: Admitted) -> None:

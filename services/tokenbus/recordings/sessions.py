@@ -256,7 +256,7 @@ class _Path:
         return path
 
     def add(self, request: SessionRequest, prompt: Ids, outputs: Sequence[tuple[Turn, Columns]]) -> None:
-        """Set the ids to a prompt that continues this branch, and append the output of the prompt's request."""
+        """Append the rest of a request's prompt, which begins with this branch's tokens, and the request's output."""
         self.requests.append(request.request_id)
         request.begin = begin = prompt.size
         for turn, columns in outputs:
@@ -357,14 +357,14 @@ def _are_of_one_request(one: Turn, other: Turn) -> bool:
 
 
 def _is_decode(turn: Turn) -> bool:
-    """Return whether the turn's worker decoded, which a separate prefill worker does not do."""
+    """Return False for a turn of a prefill worker, which hands the request to a decode worker, and else True."""
     return turn.attempt.status != RowStatus.HANDED_OFF.name
 
 
 def _parents_first(requests: Sequence[list[Turn]]) -> list[tuple[list[Turn], bool]]:
     """Order requests by time, but parents before children, because the clocks of hosts may differ.
 
-    Return with each request whether its parents lead back to the request.
+    Return a flag with each request, set if the chain of its parents leads back to the request.
     """
     first_use: dict[int, int] = {}
     for index, turns in enumerate(requests):
@@ -385,7 +385,7 @@ def _parents_first(requests: Sequence[list[Turn]]) -> list[tuple[list[Turn], boo
 
 
 def _in_order(turns: list[Turn]) -> list[Turn]:
-    """Sort a request's turns; the decode worker's part begins at the end of the prefill worker's part."""
+    """Sort a request's turns, and let a decode worker's output begin after the output of its prefill worker."""
     turns.sort(key=lambda turn: (turn.attempt.turn, _is_decode(turn)))
     for before, after in pairwise(turns):
         if before.attempt.turn == after.attempt.turn:
@@ -440,8 +440,8 @@ def _request_of(
 def _place(paths: list[_Path], prompt: Ids, parent: int) -> int:
     """Return the index of the branch that a prompt continues, or of a new branch.
 
-    A prompt continues the branch with which it shares the most tokens. If several branches share as many tokens, the
-    order is: the parent's branch, a branch that the prompt contains as a whole, the latest branch.
+    A prompt continues the branch with which it shares the most tokens. If several branches share that many, the first
+    choice is the parent's branch, the second a branch that the prompt contains as a whole, the third the latest branch.
     """
 
     def rank(index: int) -> tuple[int, bool, bool, int]:

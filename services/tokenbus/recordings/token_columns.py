@@ -36,7 +36,7 @@ class Lists(NamedTuple):
 Columns = dict[str, Any]
 """Columns of docs/recording.md by name, as arrays or `Lists`; unknown floats are NaN, and unknown integers are 0."""
 _Head = tuple[int, ...]
-"""Values of the attributes in `_HEAD` for one item."""
+"""Values from one item's header, in the order of the names in `_HEAD`."""
 _HEAD = attrgetter("kind", "value_kind", "weight_version", "step", "sequence", "produced_at_ns")
 _EMPTY = (0,) * 6, LogprobBatch(BatchHeader("", 1, 1, 1, 0))
 
@@ -150,7 +150,7 @@ def _extras_of(rows: LogprobBatch) -> Columns:
 
 
 def _scattered(values: Array, where: npt.NDArray[np.bool_], fill: float) -> Array:
-    """Return a column that has the given values in order where `where` is set, and `fill` elsewhere."""
+    """Return a column with the values, in order, in the elements where `where` is set, and `fill` in all others."""
     if values.size == where.size:
         return values
     column = np.full(where.size, fill, values.dtype)

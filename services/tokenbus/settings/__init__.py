@@ -31,7 +31,7 @@ _FILE_VARIABLE = "TOKENBUS_SETTINGS"
 _FASTDEPLOY_VARIABLES = {"TOKENBUS_FASTDEPLOY", "TOKENBUS_FASTDEPLOY_OPS", "TOKENBUS_FASTDEPLOY_FORM"}
 _OTHER_VARIABLES = {_FILE_VARIABLE, "TOKENBUS_CACHE_DIR", "TOKENBUS_PURE_PYTHON", *_FASTDEPLOY_VARIABLES}
 _LARGEST_FILE = 2**20
-_SIMILARITY = 0.8  # required similarity, high because all variables share a prefix
+_SIMILARITY = 0.8  # minimum for suggesting a name; high, because all variables share a prefix
 
 
 @dataclass(frozen=True, slots=True)

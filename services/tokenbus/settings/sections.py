@@ -351,7 +351,7 @@ class DurableLogSettings(Section):
     max_age_hours: int = count(168, "h", "age limit of an item", high=24 * 3650)
 
     buffer_bytes: int = 67_108_864  # limit of a writer's unacknowledged items, and of a reader's prefetched items
-    message_bytes: int = 524_288  # limit of a message with items of a worker: half of NATS's default limit
+    message_bytes: int = 524_288  # size limit of a message with a worker's items: half of NATS's default limit
 
     def _check_rules(self) -> None:
         if self.durable and not self.address:

@@ -30,7 +30,7 @@ _CHECKED_BY_ROW = (
 _FLOORED = frozenset(("other_logprobs", "given_logprobs"))
 _INVALID = 2**32 - 1
 _ALL = np.ones(4096, np.bool_)
-_SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)  # element 1 is for scored rows
+_SCORINGS = np.array([Scoring.NONE, Scoring.FULL], np.uint8)  # indexed by whether the row is scored
 _LOGPROBS = (ValueKind.RAW_LOGPROBS, ValueKind.PROCESSED_LOGPROBS)
 
 

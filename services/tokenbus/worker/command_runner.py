@@ -56,7 +56,7 @@ class CommandRunner:
         """Time at which the lease of an operator's pause ends, and the key of the pause command."""
         self._unix_ms = unix_ms
         self._is_sleeping = self._has_freed = False
-        """Whether the engine sleeps, and whether sleeping freed memory (not at level 0)."""
+        """Whether the engine sleeps, and whether its sleep has freed memory, which a sleep of level 0 does not."""
         self._is_updating = self._is_damaged = self._has_updated = False
         self._highest_version = self.weight_version
         self._results = ""  # the results of the running command, as JSON
@@ -150,7 +150,7 @@ class CommandRunner:
         return found
 
     def _do_without_work(self, control: Control) -> None:
-        # If the pause let running requests finish, the engine must now hold back all requests.
+        # An operator's pause may apply only to new requests, but this command needs a pause of all requests.
         error = _raised_by(self._method("pause"), running=True)
         error = error or _raised_by(getattr(self, f"_{_name(control)}"), control)
         not_resumed = _raised_by(self._resume_engine)
@@ -219,7 +219,7 @@ class CommandRunner:
     def _changing(
         self, change: Callable[[], object], *, is_damage: bool, harmless: type[Exception] = EngineBrokenError
     ) -> None:
-        """Change the weights. An exception damages the weights, unless its type is `harmless`."""
+        """Change the weights. If `is_damage`, an exception damages the weights, unless its type is `harmless`."""
         try:
             change()
         except (EngineBrokenError, harmless):
@@ -329,7 +329,7 @@ class CommandRunner:
 
 
 def _raised_by(call: Callable[..., object], *arguments: object, **named: object) -> Exception | None:
-    """Return the exception that a call raises, or None. Only an EngineBrokenError is not caught."""
+    """Return the exception that a call raises, or None. An EngineBrokenError is raised, not returned."""
     try:
         call(*arguments, **named)
     except EngineBrokenError:

@@ -91,7 +91,7 @@ def engine_of(engine: Engine | Callable[[], Engine]) -> Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """Facts about an engine that a worker sends in its hello, in fields with the same names."""
+    """Facts about an engine, which a worker sends in the hello's fields of the same names."""
 
     max_model_tokens: int = 0
     tokenizer_digest: int = 0
@@ -109,7 +109,7 @@ class FullEngine(Engine, Protocol):
     """Engine with all optional members. A real engine may lack any optional member.
 
     Operators' commands call the methods between two steps, on the engine's thread. A command for a missing method is
-    refused. An exception refuses the command, and the operator gets the exception's one-line message.
+    refused. If the method raises an exception, the command is refused with the exception's one-line message.
     """
 
     dp_rank: int
@@ -150,7 +150,7 @@ class FullEngine(Engine, Protocol):
         """Pause all requests that are not running yet. If `running` is set, also pause the running requests.
 
         Requests can still be admitted and aborted. If `running` is set, the engine becomes idle after the launched
-        steps. Otherwise, it first finishes running requests.
+        steps. Otherwise, the engine first finishes the running requests.
         """
 
     def resume(self) -> None:
@@ -172,7 +172,7 @@ class FullEngine(Engine, Protocol):
         """Free memory of the device. Called only while the engine has no work."""
 
     def wake_up(self, tags: Sequence[str]) -> bool:
-        """Reallocate the tagged parts of the memory, or all parts without tags. Return whether all parts exist."""
+        """Reallocate the tagged parts of memory, or all parts if `tags` is empty. Return whether all parts exist."""
 
     def reset_prefix_cache(self, *, also_running: bool) -> None:
         """Clear the prefix cache. If `also_running` is set, running requests compute their prefixes again."""
@@ -193,7 +193,7 @@ class FullEngine(Engine, Protocol):
 class EngineKind:
     """An engine for `tokenbus worker --engine NAME`, from an entry point of `tokenbus.engines`.
 
-    Every command that lists the engines imports the modules of all kinds, so heavy imports belong in `make`.
+    Every command that lists the engines imports the modules of all engines, so heavy imports belong in `make`.
     """
 
     summary: str

@@ -41,7 +41,7 @@ class EngineOutput(ABC):
 def admitted_event(
     request_id: int, prompt_tokens: int, cached_tokens: int | None = None, weight_version: int = 0
 ) -> RequestEvent:
-    """Return an admission's event. The publisher sets the worker, the turn, and, if it is 0, the weight version."""
+    """Return an admission's event. The publisher sets the worker and the turn, and replaces a weight version of 0."""
     admitted = Admitted(
         request_id=request_id,
         prompt_tokens=max(1, prompt_tokens),

@@ -102,7 +102,7 @@ class EnginePublisher(EngineOutput):
             valid, faults = isolate(self.publisher.addressed(batch), self._limits, error)
             self.publisher.publish(valid)
         except ContractError:
-            # Without this part, the step would never complete, and the requests of the step's other parts would fail.
+            # If this part were omitted, the step would stay incomplete, and the requests of its other parts would fail.
             if batch.header.part_count > 1:
                 with contextlib.suppress(ContractError, RetentionFullError):
                     self.publisher.publish(_with_empty_rows(batch, np.ones(batch.row_count, np.bool_)))

@@ -54,7 +54,7 @@ class WorkerCounts:
     failed_steps: int = 0
     """Number of steps that raised an exception."""
     engine_errors: int = 0
-    """Number of failed calls of `admit` and `abort`, without the ValueErrors of `admit`."""
+    """Number of exceptions of `admit` and `abort`, except for ValueErrors of `admit`."""
 
 
 class Publisher:
@@ -97,10 +97,10 @@ class Publisher:
             retention = Retention(worker.most_items, worker.retention_bytes, checksum=worker.checksum)
         self.retention = retention
         self.incoming = RequestQueue(worker.max_requests) if incoming is None else incoming
-        self._publishing = threading.Lock()  # held while retention is full, so that batches stay in order
+        self._publishing = threading.Lock()  # held even while a batch waits for retention, to keep batches in order
         self._room = threading.Condition()
         addresses = listed_addresses(bus.workers_address)
-        # The order depends on a hash of worker and address, so that workers spread over the processors.
+        # Each worker orders the addresses by hashes of its id and an address, so that workers use different processors.
         self._addresses = sorted(
             addresses, key=lambda address: blake2b(f"{self.worker_id} {address}".encode(), digest_size=8).digest()
         )
@@ -134,7 +134,7 @@ class Publisher:
         self._last_signs, self._progressed_at = -1, 0.0
         self._waits_for_room = False
         self.gated = 0
-        """Number of batches and events that another rank publishes."""
+        """Number of batches and events that this rank left to another rank."""
         self.shed = 0
         """Number of batches that lost their alternatives because retention was full."""
         self.starts = 1
@@ -207,7 +207,7 @@ class Publisher:
     def _stalled_ms(self, now: float) -> int:
         """Return for how many milliseconds the engine has had requests without making progress.
 
-        An engine that gets its requests from its own server, as in vLLM's scheduler, never counts as stalled.
+        An engine that gets its requests from its own server, such as vLLM's, never counts as stalled.
         """
         counts = self.counts
         has_work = self.settings.worker.max_requests and self.session.requests and not counts.commands
@@ -230,7 +230,7 @@ class Publisher:
             self._check_running()
             epoch = self.epoch
             payload = encode(self.addressed(batch), self._limits)
-            with self._room:  # both under one lock, so that a hello with the item also names the item's requests
+            with self._room:  # one lock for both changes, so that a hello with the item also names the item's requests
                 sequence = self._retain(PayloadKind.PAYLOAD_KIND_LOGPROB_BATCH, payload, batch.request_ids, epoch)
                 if not sequence:
                     self.session.ended(_leaving(batch), self.clock.now())
@@ -409,7 +409,7 @@ def _leaving(batch: LogprobBatch) -> list[int]:
 
 
 def _without_alternatives(header: BatchHeader, batch: LogprobBatch) -> LogprobBatch:
-    """Return the batch without alternatives, given ids and masks. Rows that had such values are marked as shed."""
+    """Return the batch without alternatives, masks and requested ids. Rows that had such values are marked as shed."""
     columns = batch.columns
     shed = np.zeros(batch.row_count, np.bool_)
     for name in ("top_ks", "given_counts", "mask_bounds"):

@@ -36,9 +36,9 @@ def publisher_client(
     *,
     in_background: bool = False,
 ) -> EnginePublisher | PublisherProcess:
-    """Start a publisher that ends with the stack. On Linux, the default is another process. The methods may block.
+    """Start a publisher that ends with the stack. On Linux, the default is another process.
 
-    `in_background` is an argument of PublisherProcess. Errors are the same as in `publishing`.
+    The publisher's methods may block. PublisherProcess explains `in_background`. Errors are those of `publishing`.
     """
     chosen = settings.worker.publisher
     if chosen == "process" or (chosen == "auto" and sys.platform == "linux"):

@@ -39,7 +39,7 @@ class RequestQueue:
         if not self._max_requests and isinstance(request, Abort):
             return
         with self._arrived:
-            most = 2 * self._max_requests  # each open request may have an abort, too
+            most = 2 * self._max_requests  # one request and one abort for each open request
             limit = f"at most {most} requests that the engine has not taken yet"
             if len(self) >= most:
                 # Processors respect max_requests, and fail requests that are not admitted in time.

@@ -111,7 +111,7 @@ class Retention:
         """Return the entry that covers a sequence, or None if the item was acknowledged or is not published yet."""
         if not self._entries or not self.first_sequence <= sequence < self.next_sequence:
             return None
-        # The index is the distance from the first sequence, or smaller if earlier entries are runs of dropped items.
+        # An entry's index is its distance from the first sequence, or less if an earlier entry is a run of lost items.
         index = min(sequence - self.first_sequence, len(self._entries) - 1)
         entry = self._entries[index]
         if entry.sequence <= sequence <= entry.last_sequence:

@@ -157,7 +157,7 @@ def _settings_for(engine: Engine, settings: Settings) -> Settings:
 def engine_publisher(
     engine: Engine, settings: Settings, transport: Transport, clock: Clock | None = None
 ) -> EnginePublisher:
-    """Return an engine's publisher, whose attribute `publisher` the caller must enter."""
+    """Return an engine's publisher; the caller must enter its attribute `publisher` as a context manager."""
     size, description = engine.vocabulary_size, _description_of(engine)
     publisher = Publisher(settings, vocabulary_size=size, description=description, transport=transport, clock=clock)
     return EnginePublisher(publisher, size)

@@ -238,7 +238,7 @@ class WorkerSession(ReconnectingSession):
         if not first <= last < self._next_sequence:
             limit = f"a range within what was sent, up to {self._next_sequence - 1}"
             raise ContractError("replay.last_sequence", limit, f"{first} to {last}")
-        if len(self._replays) < _MAX_REPLAYS:  # the processor will request the other replays again
+        if len(self._replays) < _MAX_REPLAYS:  # the processor requests an ignored replay again
             self._replays.append((first, last))
 
     @property

@@ -68,7 +68,7 @@ class StepArrays:
     given_token_ids: Array | None = None
     """Flat array of each row's requested token ids."""
     given_logprobs: Array | None = None
-    """Flat array: each token's logprobs of its row's `given_token_ids`."""
+    """Flat array of each token's logprobs for the `given_token_ids`."""
     mask_bounds: Array | None = None
     """Size of the largest mask whose ids each row's request wants, or 0 for no masks."""
     mask_sizes: Array | None = None

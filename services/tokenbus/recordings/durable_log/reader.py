@@ -33,7 +33,7 @@ _log = logger("log")
 
 
 class _Position(NamedTuple):
-    """Position of an item: the number of its message, its number in that message from 1, and the message's time.
+    """Position of an item: the message's number, the item's number in the message (from 1), and the message's time.
 
     The time, in microseconds, distinguishes the message from one with the same number in a recreated log.
     """
@@ -66,15 +66,15 @@ async def read_log(  # noqa: PLR0913 - keyword-only
     """Iterate over the items of a durable log, each once; the items of each worker incarnation are in order.
 
     Any number of readers may read a log at their own positions without delaying writers or other readers. Repeated
-    items are skipped. The reader logs and skips a damaged message or a message with a wrong subject. The next item of
-    the same incarnation has the number of missing items. The reader buffers at most 64 MiB, or one message. After the
-    first connection, the reader waits if no server answers.
+    items are skipped. The reader logs and skips a damaged message or a message with a wrong subject. The incarnation's
+    next item counts all missing items in `missing_items`. The reader buffers at most 64 MiB, or one larger message.
+    After the first connection, the reader waits if no server answers.
 
     Args:
         address: the log, such as `nats://127.0.0.1:4222/log`; default: `durable_log.address`.
         worker_id: the worker whose items are read, or empty for all workers.
         after: the `position` of an item, after which reading continues; default: the beginning.
-        since: the time at which reading begins, by the server's clock and exact to one message.
+        since: reading begins at the first message that the server stored at or after this time.
         request_id: the request whose items are returned; default: all items.
         follow: whether to wait for further items at the end of the log.
         settings: all settings; default: from the environment and the settings file.
@@ -144,7 +144,7 @@ class _Reader:
         return await (self._stream.connect() if self._has_begun else self._stream.connect(seconds, give_up))
 
     async def begin(self, server: ServerConnection) -> StreamState:
-        """Return the stream's state, and log whether retention has removed unread messages.
+        """Return the stream's state, and log a warning if retention has removed unread messages.
 
         Raises LogError if the position is beyond the end of the log.
         """
@@ -166,7 +166,7 @@ class _Reader:
     async def new_items(self, server: ServerConnection, message: Msg, request_id: int | None) -> list[StreamItem]:
         """Return the message's new items after the current position, or only the new items of `request_id`.
 
-        Raises LogError if the current position names another message with this number, or an item that does not exist.
+        Raises LogError if the log was recreated, or if the message does not have the item at the current position.
         """
         number, logged_at = message.metadata.sequence.stream, message.metadata.timestamp
         taken_at = int(logged_at.timestamp() * 1e6)

@@ -142,7 +142,7 @@ class _Client(Client):
             return {}
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002 - as nats-py has it
-        with contextlib.suppress(OSError):  # an error of the last flush would end nats-py's own task
+        with contextlib.suppress(OSError):  # a failed last flush would end a task of nats-py
             await super()._close(status, do_cbs)
 
     async def _process_op_err(self, e: Exception) -> None:
@@ -274,7 +274,7 @@ class ServerConnection:
                 self._repeated_log.begin(reason, _log.warning, "nats server lost", reason=reason)
 
     def _server_reason(self) -> str:
-        """Return the server's own reason for closing the connection, or an empty text without one."""
+        """Return the reason that the server gave for closing the connection, or an empty text if it gave none."""
         error = self.client.last_error
         is_ours = isinstance(error, (nats.errors.UnexpectedEOF, nats.errors.StaleConnectionError))
         reason = "" if error is None or is_ours else _reason(error)
@@ -314,7 +314,7 @@ async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 def _drop(asked: asyncio.Future[T]) -> None:
-    """Retrieve an error that nats-py raises after its cancellation, because asyncio logs unretrieved errors."""
+    """Retrieve the error of a request that failed after its cancellation, because asyncio logs unretrieved errors."""
     if not asked.cancelled():
         asked.exception()
 

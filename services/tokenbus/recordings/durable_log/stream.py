@@ -115,7 +115,7 @@ class LogStream:
             raise kind(self.address, reason_of(found)) from None
 
     def check_quorum(self, info: StreamInfo) -> None:
-        """Raise LogError if the stream lacks a quorum of replicas, so that it accepts no messages."""
+        """Raise LogError if the stream lacks a quorum of replicas, because such a stream accepts no messages."""
         missing, replicas = missing_replicas(info), info.config.num_replicas or 1
         if 2 * missing >= replicas:
             raise LogError(self.address, f"no quorum: {missing} of {replicas} replicas are missing")
@@ -179,9 +179,9 @@ class LogStream:
         return items
 
     async def last_sequence(self, server: ServerConnection, subject: str, message: RawStreamMsg | None) -> int:
-        """Return an incarnation's last sequence up to a message of its subject, or 0 if the log has no sequence.
+        """Return the last sequence in a message and all earlier messages of an incarnation, or 0 if they have no item.
 
-        Messages of other programs may be damaged or repeat items, so the search goes back to a LogWriter's message.
+        The search goes back to a LogWriter's message, because other programs' messages may be damaged or repeat items.
         """
         farthest = 0
         while message is not None:
@@ -193,7 +193,7 @@ class LogStream:
         return farthest
 
     async def message_before(self, server: ServerConnection, subject: str, number: int) -> RawStreamMsg | None:
-        """Return a subject's last message before a number by bisection, because the server only searches forwards."""
+        """Bisect for a subject's latest message before message `number`, because the server searches only forwards."""
         found, low, high = None, 1, number
         while low < high:
             middle = (low + high) // 2
@@ -206,12 +206,12 @@ class LogStream:
 
 
 def is_writers(headers: Mapping[str, str] | None) -> bool:
-    """Return whether a LogWriter wrote the message; only then has the server checked the message for repeated items."""
+    """Return whether a LogWriter wrote the message; the server checks only such messages for repeated items."""
     return Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value in (headers or {})
 
 
 def missing_replicas(info: StreamInfo) -> int:
-    """Return the number of replicas that do not answer the leader, or the number of all replicas without a leader.
+    """Return the number of replicas that do not answer the leader, or of all replicas if there is no leader.
 
     Without a quorum, the leader still answers normally for 20 s before it steps down.
     """

@@ -69,7 +69,7 @@ class _SubjectQueue:
     skipped: range = range(0)
     """Sequences of the latest skipped items."""
     hole_since: tuple[int, float] | None = None
-    """Value of `last`, and the time at which the writer began to wait for another writer's items."""
+    """While the writer waits for another writer's items: the value of `last`, and the time at which the wait began."""
     task: asyncio.Task[None] | None = None
 
 
@@ -277,7 +277,7 @@ class LogWriter:
                 queue.revision = None
                 if getattr(error, "err_code", 0) != _WRONG_LAST_SEQUENCE:
                     self.counts.failed_writes += 1
-                    if not server.lost.is_set():  # if the connection is lost, the next one logs the reason
+                    if not server.lost.is_set():  # a lost connection's reason is logged by the next connection
                         self._fault(error)
                     await asyncio.sleep(_RETRY_SECONDS)
         queue.task = None

@@ -12,16 +12,16 @@ from tokenbus.worker.retention import Retained, Retention
 from tokenbus_contracts.generated.stream_pb2 import PayloadKind
 
 _ENTRY = struct.Struct("<QQQQ")
-"""Words of an entry: first sequence, last sequence and number of ids, the engine's record, and index in the record.
+"""Words of an entry: first sequence; last sequence and count of request ids; record number; item number in the record.
 
-A growing run changes only one word, so that a publisher that dies leaves either the old entry or the new entry.
+When a run grows, only one word changes, so a publisher that dies leaves either the old entry or the new entry.
 """
 JOURNAL_BYTES = _ENTRY.size
 DROPPED_BYTES = 2**20
 """Maximum bytes for runs of lost items. Beyond this limit, the requests of lost items are not named."""
 _DROPPED = 255  # the kind of an entry for a run of lost items; the kind of all other entries is a PayloadKind
 _LAST = slice(8, 16)
-_COUNT_BITS = 20  # the lower bits of a word hold a count, and the upper bits hold a larger number
+_COUNT_BITS = 20  # the lower bits of a word hold a count, and the upper bits hold a sequence or a record number
 
 
 class JournaledRetention(Retention):
@@ -60,13 +60,13 @@ class JournaledRetention(Retention):
         self.bytes += len(rest)
 
     def begin(self, record: int) -> None:
-        """Make the next items from this record of the engine. If `record` is 0, the items belong to no record."""
+        """Count the next items as items of the engine's record number `record`, or of no record if the number is 0."""
         number, made = self._made_before
         self._record, self._made = record, 0
         self._known = made if record and record == number else 0
 
     def has_room(self, size: int, items: int = 1) -> bool:
-        """Return whether `items` items of `size` bytes in total fit, or are retained by an earlier publisher."""
+        """Return whether `items` items of `size` bytes in total fit, or an earlier publisher has retained them."""
         return self._is_known or super().has_room(size, items)
 
     def keep(self, kind: PayloadKind, payload: bytes) -> Retained:

@@ -26,7 +26,7 @@ class Record(NamedTuple):
     kind: int
     data: memoryview
     end: int
-    """Position of the reader after the record."""
+    """Position of the reader after the reader has taken the record."""
 
 
 def ring_bytes(size: int, items: int, largest: int) -> int:

@@ -53,7 +53,7 @@ class Introduction:
     engine: int = 0
     """Process id of the engine, or 0 for an engine in this process."""
     engine_state: str = ""
-    """EngineState in hexadecimal digits, which is empty before an operator's first command."""
+    """Encoded EngineState in hexadecimal digits, or an empty text before the first command of an operator."""
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> "Introduction":
@@ -152,7 +152,7 @@ class _SharedPublisher(Publisher):
         return not self._steps.is_empty
 
     def _begin_epoch(self, epoch: int) -> None:
-        self._words[Word.EPOCH] = epoch  # stored first, because the journal still has items of the old epoch
+        self._words[Word.EPOCH] = epoch  # stored before the journal drops the items of the old epoch
         super()._begin_epoch(epoch)
 
     def _made_room(self) -> None:
@@ -322,5 +322,5 @@ class PublisherServer:
         ended = {"worker": self.publisher.worker_id, "requests_ended": len(requests)}
         _log.error("the engine's process died: its requests end", **ended)
         for request_id in requests:
-            with contextlib.suppress(RetentionFullError):  # in this case, a gap ends the request
+            with contextlib.suppress(RetentionFullError):  # if retention is full, a gap ends the request
                 self.publisher.failed_request(request_id, ErrorCode.ERROR_CODE_ENGINE, "the engine's process died")

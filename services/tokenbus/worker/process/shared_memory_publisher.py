@@ -54,7 +54,7 @@ class SharedMemoryPublisher(EngineOutput):
         self.has_publisher = threading.Event()
         self.is_running = False
         self._steps, self._requests = memory.steps, memory.requests
-        self._lock = threading.Lock()  # guards writes to the ring, and the requests for the next publisher
+        self._lock = threading.Lock()  # guards writes to the ring, and the requests that a new publisher must know
         self._open: dict[int, _Open] = {}
         """Requests that a new publisher must know. A request stays until the publisher has read the request's end."""
         self._ending: deque[tuple[int, list[tuple[int, _Open]]]] = deque()
@@ -115,7 +115,7 @@ class SharedMemoryPublisher(EngineOutput):
         self._ring_bell()
 
     def _number(self, step: StepArrays) -> int:
-        """Return the step's number as an assembler would count, although publishers are replaced."""
+        """Return a step's number, counted in this process because the assembler of each new publisher begins again."""
         number = step.step or self._last_step + (step.kind is BatchKind.TARGET) or 1
         self._last_step = max(self._last_step, number)
         return number
