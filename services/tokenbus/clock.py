@@ -15,7 +15,7 @@ class Clock(Protocol):
         """Return the time of a monotonic clock in seconds."""
 
     def unix_ms(self) -> int:
-        """Return the milliseconds since 1970-01-01 UTC, the form of deadlines that processes exchange."""
+        """Return the milliseconds since 1970-01-01 UTC, in which processes tell each other deadlines."""
 
     async def wait(self, event: asyncio.Event, seconds: float) -> bool:
         """Wait for an event for at most `seconds`. Return whether the event is set."""

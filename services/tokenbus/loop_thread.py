@@ -17,8 +17,8 @@ def start_loop_thread(
 ) -> tuple[threading.Thread, T]:
     """Start a thread that runs a coroutine. Return the thread, which the caller must join, and the result of the start.
 
-    The coroutine receives a future, and reports that the start is complete by setting the future's result. This
-    function blocks until then. An exception of the coroutine is raised before the result is set, and logged afterwards.
+    The coroutine receives a future, and sets the future's result when the start is complete. This function waits for
+    the result. If the coroutine fails earlier, its exception is raised here; a later exception is logged.
     """
     started: Future[T] = Future()
 

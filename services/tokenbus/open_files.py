@@ -26,7 +26,7 @@ def open_files_for(settings: Settings) -> Callable[[], None]:
 def room_for(connections: int) -> int:
     """Raise the limit as far as `connections` need and the system allows. Return the number of possible connections.
 
-    Above the returned number, a connection cannot even be refused, and `accept` fails thousands of times a second.
+    Further connections could not even be refused, and `accept` would fail thousands of times a second.
     """
     wanted = connections + _OTHERS
     soft = _raised_to(wanted)

@@ -10,7 +10,7 @@ TOKENIZERS = "tokenbus.tokenizers"
 """The entry-point group of tokenizers. Each entry is a function without arguments that returns a `Tokenizer`."""
 
 END_NAME = "<|end|>"
-"""The name that people see for an end token without a text and a name."""
+"""The name that people see for an end token that has neither a text nor a name."""
 
 T = TypeVar("T")
 

@@ -70,7 +70,7 @@ def digest_of(tokenizer: Tokenizer, probes: Sequence[int]) -> int:
 
 
 def first_difference(probes: Sequence[int], others: Sequence[int]) -> str | None:
-    """Return the first probe that two tokenizers encode differently, or None if all are equal."""
+    """Return the first probe that two tokenizers encode differently, or None if all encodings are equal."""
     return next((text for text, one, other in zip(PROBES, probes, others, strict=False) if one != other), None)
 
 

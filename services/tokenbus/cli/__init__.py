@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain("standard output is closed")
         return 1
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # print even if the terminal cannot show é
+        sys.stdout.reconfigure(errors="backslashreplace")  # print even if the terminal's encoding lacks a character
     try:
         status = _status(given or ["--help"])
         sys.stdout.flush()  # flush now, while a failure can still be reported

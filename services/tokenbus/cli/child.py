@@ -1,7 +1,7 @@
 """Runs one service as a child process: `python -m tokenbus.cli.child SECONDS FOLDER COMMAND ...`.
 
 Standard input is a pipe from the parent process, which closes whenever the parent ends, even if it is killed. This
-process then removes FOLDER, sends itself SIGTERM, and after SECONDS SIGKILL.
+process then removes FOLDER, sends itself SIGTERM, and sends itself SIGKILL after SECONDS.
 """
 
 import os
@@ -15,7 +15,7 @@ from tokenbus.cli import main
 
 
 def _leave_with_the_parent(seconds: float, folder: str) -> None:
-    # PR_SET_PDEATHSIG would be no alternative: it exists only on Linux and follows the parent's thread.
+    # PR_SET_PDEATHSIG is no alternative: it needs Linux, and sends its signal already when the parent's thread ends.
     os.read(0, 1)
     shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -44,9 +44,9 @@ _PROMPTS = (
 )
 _REQUESTS, _TOKENS, _TOP_LOGPROBS = 200, 96, 5
 _WORKER, _WORKER_TOKENS = "mixed-0", 300
-"""The worker to kill, and the number of tokens in its open requests that triggers the kill."""
+"""The demo kills this worker as soon as the worker's open requests have this number of tokens."""
 _ALL_TOKENS = 5000
-"""Total number of tokens after which the processor is killed. At that time, most requests are open."""
+"""The demo kills the processor after this total number of tokens, when most requests are still open."""
 _STEPS_PER_SECOND = 60
 """The workers are as slow as a large model. At full speed, the engine would finish before the kills."""
 _LOOK_SECONDS = 0.01
@@ -54,9 +54,9 @@ _MOST_SECONDS = 120.0
 _INTERRUPTED = 130
 _SAMPLE_TOKENS = 12
 _COMPARED = Token._fields.index("alternatives") + 1
-"""Number of fields of a token that are compared."""
+"""Number of a token's fields that are compared."""
 Results = dict[str, Any]
-"""The demo's results by name: numbers, and whether all answers are right."""
+"""The results of the demo by name: the counts, the errors, and whether all answers are right."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

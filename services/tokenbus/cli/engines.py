@@ -50,7 +50,7 @@ def _summary(name: str) -> str:
 
 
 def load_engine_settings(options: argparse.Namespace) -> Settings:
-    """Load the settings. The engine determines the default model name and whether a separate process publishes."""
+    """Load the settings. The engine sets the default model name and whether a separate process publishes tokens."""
     kind = engine_kind(options.engine)
     if options.model and not kind.reads_model:
         name = "to name the model for clients, use --set worker.model=NAME"

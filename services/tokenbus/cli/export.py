@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     refuse_existing(path)
     check_folder(path.parent)
     unfinished = path.with_name(f"_{path.name}.unfinished")
-    unfinished.unlink(missing_ok=True)  # remains of an interrupted export, or a planted link
+    unfinished.unlink(missing_ok=True)  # an interrupted export or an attacker may have left a file or a link here
     unfinished.touch(exist_ok=False)
     try:
         status = (_sessions if options.rows == "sessions" else _one_recording)(options, unfinished)

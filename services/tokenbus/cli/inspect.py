@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 
 
 class _Tokens(NamedTuple):
-    """Columns of output tokens in the order of the recording. An unknown float is NaN."""
+    """Columns with one value for each output token, in the order of the recording. An unknown float is NaN."""
 
     request_id: Array
     position: Array

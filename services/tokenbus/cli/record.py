@@ -43,7 +43,7 @@ main settings: bus.clients_address, bus.key_file, bus.server_key; with --to dura
 """
 _WINDOW_FRAMES = 4096
 _WINDOW_BYTES = 1 << 26
-"""Number of bytes in flight, enough for bursts of several fast workers."""
+"""Maximum number of unacknowledged bytes, which is enough for bursts of several fast workers."""
 _log = logger("record")
 
 

@@ -39,7 +39,7 @@ class Files:
             check_folder(folder)
 
     def total(self, count: str) -> int:
-        """Add up one of the `_COUNTS` over all files."""
+        """Return the sum over all files of one count in `_COUNTS`."""
         return sum(int(getattr(each, count)) for each in self.recorders.values())
 
     def write(self, item: StreamItem) -> None:

@@ -12,7 +12,7 @@ from tokenbus.settings import Settings
 from tokenbus.signals import stop_on_signals
 
 _NEW_OBJECTS = 10_000
-"""Number of new objects between garbage collections. Python's default causes a collection at each step."""
+"""Number of new objects between garbage collections. With Python's default, each engine step causes a collection."""
 
 
 def serve(options: argparse.Namespace, serving: Callable[[Settings], AbstractAsyncContextManager[object]]) -> int:
@@ -31,7 +31,7 @@ async def _serve_until_signal(served: AbstractAsyncContextManager[object], start
             async with served:
                 stopping.cancel()
                 started()
-                # Exclude the objects of the start from later garbage collections, which delay tokens.
+                # Exclude the objects that exist now from later garbage collections, which delay tokens.
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])

@@ -118,7 +118,7 @@ class Child:
         return line and f": {line.removeprefix(_ERROR)}"
 
     async def start(self, folder: Path) -> None:
-        """Start the process, which will remove the folder if this process is killed."""
+        """Start the child process, which removes the folder if this process is killed."""
         command = [sys.executable, "-P", "-m", "tokenbus.cli.child"]  # -P: no imports from the current folder
         try:
             self._process = await asyncio.create_subprocess_exec(

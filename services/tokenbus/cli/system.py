@@ -59,7 +59,7 @@ def plan_for(  # noqa: PLR0913 - all but two are keyword-only
         return Service(name, tuple(command), environment_of(shared, given), ready, stop_seconds)
 
     def workers(role: str, count: int) -> Iterator[Service]:
-        drain_ms = 2 * shared.worker.drain_timeout_ms  # one wait for requests, one for acknowledgements
+        drain_ms = 2 * shared.worker.drain_timeout_ms  # one timeout for open requests, one for acknowledgements
         command = ["worker", "--engine", engine]
         if model:
             command += ["--model", str(model)]
@@ -94,7 +94,7 @@ def environment_of(settings: Settings, given: Mapping[str, object]) -> dict[str,
 
 
 def _shared(settings: Settings, folder: Path, tokenizer: str) -> Settings:
-    """Return the settings of all services. Default addresses and a default tokenizer are replaced."""
+    """Return the settings of all services, with this system's own addresses and tokenizer in place of the defaults."""
     own = {
         "bus.workers_address": f"ipc://{folder}/workers",
         "bus.clients_address": f"ipc://{folder}/clients",

@@ -49,7 +49,7 @@ _WORDS = {
     "prefilled": ("PREFILLED", "bold", "request {request_id}, {transfer_state} for the decode worker"),
     "unknown": ("UNKNOWN", "bold", "payload kind {payload_kind}, {bytes} bytes"),
 }
-"""The first word of the line for each kind of item, the word's style, and the rest of the line."""
+"""By kind of item: the first word of the item's line, the style of this word, and the rest of the line."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

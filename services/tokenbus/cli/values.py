@@ -67,7 +67,7 @@ def coloured(text: str, logprob: float | None) -> str:
 
 
 def tokenizer_of(name: str) -> Tokenizer | None:
-    """Load the tokenizer named in the settings. The name `numbers` returns None, which shows tokens as ids."""
+    """Load the tokenizer named in the settings, or return None for the name `numbers`, which shows tokens as ids."""
     try:
         return None if name == "numbers" else load_tokenizer(name)
     except PluginError as error:

@@ -65,7 +65,7 @@ class MessageForm(NamedTuple):
             if message.get("tool_calls"):
                 fitted["tool_calls"] = [_call(call) for call in message["tool_calls"]]
             thought = message.get("reasoning") or message.get("reasoning_content")
-            if thought is not None:  # templates use either name
+            if thought is not None:  # some templates read `reasoning`, others `reasoning_content`
                 fitted["reasoning"] = fitted["reasoning_content"] = thought
         for name in ("tool_call_id", "name"):
             if message.get(name) is not None:
@@ -111,7 +111,7 @@ class ChatTemplate:
     def reserves(self, name: str) -> bool:
         """Return whether a template relies on a variable, which clients therefore must not set.
 
-        Templates also rely on the absence of special tokens that the model does not have.
+        This includes special tokens that the model does not have, because templates test for their absence.
         """
         return name in self._names or name.endswith(("_token", "_tokens"))
 

@@ -75,7 +75,7 @@ class ModelTokenizer:
         return list(encoding.ids)
 
     def spans(self, text: str, *, adds_special: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of a text and their character ranges in the text. Added special tokens have (0, 0)."""
+        """Return the token ids of a text and their character ranges, which are (0, 0) for added special tokens."""
         encoding = self._tokenizer.encode(text, add_special_tokens=adds_special)
         return list(encoding.ids), list(encoding.offsets)
 
@@ -121,7 +121,7 @@ def _pieces(tokenizer: FastTokenizer, described: Mapping[str, Any]) -> list[byte
 
 
 def _decoded(tokenizer: FastTokenizer, before: int, token_ids: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield each token with its text, which the library decodes after the token `before`."""
+    """Yield each token id with the text that the library decodes for it after the token `before`."""
     start = len(tokenizer.decode([before]))
     for begin in range(0, len(token_ids), _DECODED_AT_ONCE):
         some = token_ids[begin : begin + _DECODED_AT_ONCE]

@@ -45,13 +45,13 @@ _MOST_HANDSHAKES = 10
 _GATHER_SECONDS = 0.001
 """Maximum time for which frames are gathered while more steps arrive."""
 _ROOM_SECONDS = 0.0002
-"""Minimum seconds between two broadcasts of Room messages, multiplied by the number of clients."""
+"""Seconds per client: with n clients, two broadcasts of Room messages are at least n times this period apart."""
 _LARGE_SHARE = 0.25
-"""Fraction of the consumers' buffer above which one client's frames count as large."""
+"""A client's frames count as large if they fill more than this fraction of the consumers' buffer."""
 
 
 class ClientConnections(Connections[Session]):
-    """Handles the frames of clients, and sends the frames in the clients' send queues."""
+    """Handles frames from clients, and sends each client the frames in its send queue."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class ClientConnections(Connections[Session]):
         self._flush(session)
 
     def _may_shake_hands(self, session: Session, now: float) -> bool:
-        """Return whether a hello is within the client's rate limit: each handshake resends unacknowledged frames.
+        """Return whether a client is within the limit on handshakes, each of which resends unacknowledged frames.
 
         A hello beyond the limit is ignored, because a client repeats its hello many times while the processor stalls.
         """
@@ -289,7 +289,7 @@ class ClientConnections(Connections[Session]):
     def _end_slow(self, session: Session) -> None:
         """Fail requests of a client that reads too slowly or is away, and drop the frames of these requests.
 
-        A gateway is one client with requests of many users, so a few requests that fill the queue fail alone.
+        A gateway is one client for many users. If a few requests fill most of its queue, only these requests fail.
         """
         queue, requests = session.send_queue, self._registry.table.of_route(session.route)
         waiting, size = len(queue), queue.bytes
@@ -417,7 +417,7 @@ class ClientConnections(Connections[Session]):
 
 
 def owner_of(identity: Identity, name: str) -> int:
-    """Return the owner of a client's requests: a hash of the key's name, or without a key of the client's name."""
+    """Return the owner of a client's requests: a hash of its key's name, or without a key, of the client's name."""
     text = f"key {identity.name}" if identity.name else f"name {name}"
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) or 1
 

@@ -95,7 +95,7 @@ def room_in(limits: Limits) -> int:
 
 
 def _may_exceed(rows: LogprobBatch, limits: Limits) -> bool:
-    """Return whether rows may exceed a message; rows that arrived as one message never do."""
+    """Return whether rows may be too large for one message; rows that arrived as one message never are."""
     return not rows.is_message and rows.nbytes > room_in(limits)
 
 

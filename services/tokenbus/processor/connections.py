@@ -23,9 +23,9 @@ _log = logger("processor")
 _NS = 1_000_000_000
 _MOST_UNKNOWN = 1024
 _LARGE = 4096
-"""Size in bytes above which a frame is large; reading and refusing a smaller frame costs too little to limit."""
+"""Size in bytes above which a frame is large; smaller frames are so cheap to refuse that their rate needs no limit."""
 _REFUSED_BYTES_A_SECOND = 8_388_608
-"""Limit on large refused frames per second, in bytes; reading them then takes less than a tenth of the time."""
+"""Maximum bytes of large refused frames per second; reading them takes less than a tenth of the processor's time."""
 
 
 class RefusedError(Exception):
@@ -226,7 +226,7 @@ class Connections(ABC, Generic[P]):
         }
 
     def _is_same_life(self, known: P, peer: bytes, proof: bytes, now: float) -> bool:
-        """Return whether a hello comes from the known peer. An empty proof fails while its connection is alive."""
+        """Return whether a hello comes from the known peer; without a proof, any other connection must be dead."""
         is_proven = hmac.compare_digest(known.proof, proof)
         return is_proven and bool(known.proof or known.peer == peer or not self._is_alive(known, now))
 

@@ -18,7 +18,7 @@ _MOST_MODELS = bounds_in(Room.DESCRIPTOR.fields_by_name["models"].GetOptions()).
 _MOST_TOKENS = bounds_in(TokenPrompt.DESCRIPTOR.fields_by_name["token_ids"].GetOptions()).max_items
 _SAME_WEIGHTS = ContinuationPolicy.CONTINUATION_POLICY_SAME_WEIGHTS
 _IMBALANCE = 8
-"""A client's requests stay at one worker while its load is at most 1/8 higher than the lowest load of all workers."""
+"""A client's requests stay at one worker while the worker's load is at most 1/8 above the lowest load of any worker."""
 
 
 class Dispatch:
@@ -140,7 +140,7 @@ class Dispatch:
                 self.registry.fail(request, error.code, error.message)
 
     def relieve_draining(self) -> None:
-        """End requests of draining workers that clients can continue at a similar worker with free capacity."""
+        """At draining workers, end requests that clients can continue at a similar worker with free capacity."""
         load_of = self.registry.table.load_of
         for leaving in [each for each in self.workers.by_id.values() if each.is_draining and not _is_prefill(each)]:
             able = [each for each in self.workers.by_id.values() if self._takes_more(each) and _is_like(each, leaving)]
@@ -201,7 +201,7 @@ class Dispatch:
             load, worker = it
             is_prefill = _is_prefill(worker)
             # All prefill workers have the load of their common decode worker.
-            # If the client's requests counted, all of them would go to the same prefill worker.
+            # If the client's prefill worker were preferred, it would therefore get all requests of this client.
             read = 0 if is_prefill else requests_of(route, worker.source.stream)
             return -read, load, is_prefill, worker.last_turn
 
@@ -260,7 +260,7 @@ class Dispatch:
         ]
 
     def _offered(self) -> set[str | int]:
-        """Return the models, adapters, tokenizers and weight versions that workers have, and the two neutral values."""
+        """Return the models, adapters, tokenizers and weight versions of workers, and 0 and "", which name none."""
         offered: set[str | int] = {"", 0}
         for worker in self.workers.by_id.values():
             hello = worker.stream.hello
@@ -349,7 +349,7 @@ def _has_weights(generate: Generate) -> bool:
 def _kind(generate: Generate, offered: set[str | int]) -> tuple[str | int | None, ...]:
     """Return the fields of a request that decide which workers can serve it.
 
-    Requests with equal fields are of one kind: if all workers are full for one request, so they are for its kind.
+    Requests with equal fields are of one kind: if all workers are full for one of them, they are full for all of them.
     A value that no worker offers counts as None, so that clients cannot add kinds by inventing names.
     """
     weights = generate.continuation.weight_version if _has_weights(generate) else 0

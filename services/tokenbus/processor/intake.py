@@ -34,7 +34,7 @@ _MAX_FILL_WITH_CREDIT = 0.5
 """Fill level of the consumers' buffer above which the worker gets no more credit."""
 _FILL_AFTER_EVICTION = 0.75
 _PATIENCE = 1.0
-"""Seconds for which a client with few pending items may hold back a full stream, limited by the heartbeat interval."""
+"""A client with few pending items may delay a full stream for this many seconds, but at most a heartbeat interval."""
 _GAP = ErrorCode.ERROR_CODE_GAP
 _REASONS = {
     GapReason.GAP_REASON_RETENTION: "the worker does not retain them",
@@ -67,9 +67,9 @@ class Intake:
         self.step_queue: asyncio.Queue[Step | None] | None = None
         """Steps that wait for the consumer of `Processor.steps`, or None without such a consumer."""
         self.step_observers: list[Callable[[Step], object]] = []
-        """Callbacks that run with each step after its rows are delivered."""
+        """Callbacks that receive each step after the step's rows are delivered."""
         self.stream_observers: list[Callable[[Worker], object]] = []
-        """Callbacks that run with each worker that has completed a handshake."""
+        """Callbacks that receive each worker after the worker's handshake."""
         self.log_item: Callable[[StreamItem, PendingAck], object] | None = None
         """Callback that writes each item to the durable log in order, or None without a log."""
         self.steps = 0
@@ -311,7 +311,7 @@ class Intake:
     def _publish(self, worker: Worker, step: Step) -> None:
         worker.count(step)
         if self.step_queue is not None:
-            step.pending_ack.keep()  # released when the consumer asks for the next step
+            step.pending_ack.keep()  # the ack is released when the consumer asks for the next step
             self.step_queue.put_nowait(step)
         for observe in self.step_observers:
             observe(step)
@@ -350,7 +350,7 @@ class Intake:
             self._workers.send(worker, ProcessorFrame(credit=stream.credit))
 
     def _answer_all(self) -> None:
-        """Send acks and credit after a client's ack. Otherwise, workers without credit wait until their heartbeats."""
+        """After a client's ack, send the acks and the credit that workers would otherwise get only at a heartbeat."""
         for worker in self._workers.by_id.values():
             self._answer(worker)
 

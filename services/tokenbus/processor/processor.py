@@ -105,7 +105,7 @@ class Core:
 class Processor:
     """Listens at one address for workers and at another address for clients while `async with` lasts.
 
-    Clients send requests and read the tokens. `steps()` iterates over all steps as columns in this process.
+    Clients send requests and read the tokens. In this process, `steps()` yields all steps as columns.
     Example:
         async with tokenbus.Processor() as processor:
             print(processor.workers_address, processor.clients_address)
@@ -137,7 +137,7 @@ class Processor:
         self._changed = asyncio.Event()
         self.refused_connections = 0
         self.unreachable: tuple[str, ...] = ()
-        """Addresses at which new connections are impossible."""
+        """Addresses of this processor that new connections cannot reach."""
 
     async def __aenter__(self) -> Self:
         bus = replace(self.settings.bus, max_connections=self.settings.most_connections)
@@ -214,7 +214,7 @@ class Processor:
 
     @property
     def failed_ticks(self) -> int:
-        """Number of ticks of a worker, a client or a request that failed because of a defect."""
+        """How often the tick of a worker, a client or a request has failed because of a defect."""
         return self._core.failed_ticks
 
     @property

@@ -71,7 +71,7 @@ class RequestRegistry:
         return self.table.submit(generate, stream, route, owner, deadline)
 
     def _deadline(self, unix_ms: int, at_most_ms: int = 0) -> Deadline:
-        """Return the earliest of the processor's and the client's deadlines; zero means no limit of the client."""
+        """Return the earliest of the processor's and the client's deadlines; a client's zero means no deadline."""
         ms = self._settings.request_timeout_ms
         if unix_ms:
             ms = min(ms, unix_ms - self._clock.unix_ms())
@@ -86,7 +86,7 @@ class RequestRegistry:
             self._drop_unclaimed(request)
 
     def refused(self, ids: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint32], source: Source) -> list[bool]:
-        """Return which unknown requests cannot be opened, because tokens are missing or the table is full."""
+        """For each unknown request, return whether missing tokens or a full table prevent opening the request."""
         may_open = self._may_open(ids, positions, source)
         room = self.table.room_for(source.payer)
         return [not each or number > room for each, number in zip(may_open, accumulate(may_open), strict=True)]
@@ -98,7 +98,7 @@ class RequestRegistry:
         return [position == 0 or request_id in source.owners for request_id, position in pairs]
 
     def waiting_for_room(self, batch: LogprobBatch, source: Source) -> set[int]:
-        """Return the unknown requests that a batch would open, or none if the payer has no other requests."""
+        """Return the unknown requests that a batch would open, or no ids if the payer has no other requests."""
         if self.default_route == UNROUTED or not self.table.charged_to(source.payer):
             return set()
         unknown = np.flatnonzero(self.table.slots_of(batch.request_ids) < 0)
@@ -158,7 +158,7 @@ class RequestRegistry:
             self.table.assign(request, source.stream)
 
     def _settle_owner(self, request: Request, owner: int) -> None:
-        """Set a resumed request's owner as a worker's hello says. If another client resumed it, refuse that client."""
+        """Give a resumed request the owner in a worker's hello, and refuse any other client that has resumed it."""
         if owner in (NO_OWNER, request.owner):
             return
         consumer = self.consumer_of(request)
@@ -239,13 +239,13 @@ class RequestRegistry:
                 self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def end_continuable_of(self, stream: int, most: int, why: str) -> None:
-        """End at most `most` admitted requests of a worker that clients can continue at another worker."""
+        """At one worker, end at most `most` admitted requests that their clients can continue at another worker."""
         begun = [each for each in self.table.of_stream(stream) if each.generate is None and each.aborted_at is None]
         for request in [each for each in begun if each.is_continuable][:most]:
             self.fail(request, ErrorCode.ERROR_CODE_UNKNOWN_REQUEST, why)
 
     def evict(self, pending_ack: PendingAck, through: int) -> None:
-        """Drop unclaimed requests whose oldest row prevents this ack, or acks of its stream up to `through`."""
+        """Drop unclaimed requests whose oldest row delays this ack or any other ack of its stream up to `through`."""
         for request in self.table.open_requests():
             if request.waiting:
                 found = request.waiting[0][0].pending_ack
@@ -253,7 +253,7 @@ class RequestRegistry:
                     self._drop_unclaimed(request)
 
     def abort(self, request_id: int) -> None:
-        """Ask a request's worker to abort the request, unless it is unknown or aborted already."""
+        """Ask the worker of a known request to abort the request, unless the worker was asked before."""
         request = self.table.get(request_id)
         if request is None or request.aborted_at is not None:
             return
@@ -293,8 +293,8 @@ class RequestRegistry:
     def is_over(self, request_id: int, source: Source) -> bool:
         """Return whether a stream's request has ended, either at this processor or at its client.
 
-        An end at the client counts only until the worker has replayed its retained items. The client may use the same
-        id again later.
+        A request that ended at its client counts only until the worker has replayed its retained items, because the
+        client may use the same id again later.
         """
         worker = self.workers.by_stream.get(source.stream)
         is_sent_again = worker is None or worker.reconcile is not None

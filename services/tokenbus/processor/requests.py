@@ -23,7 +23,7 @@ UNCLAIMED = 0
 UNROUTED = -1
 """Route of requests whose rows are delivered only by `steps()`."""
 Payer = tuple[str, int | str]
-"""The peer whose limit a request counts against: its client or, if unclaimed, its worker or the worker's key."""
+"""The peer whose limit includes a request: the client, or for an unclaimed request the worker's key or the worker."""
 
 
 class State(IntEnum):
@@ -72,7 +72,7 @@ class Source:
 
     @property
     def payer(self) -> Payer:
-        """Payer of the stream's unclaimed requests, which all workers with the same key share."""
+        """Payer of unclaimed requests: the worker's key, which several workers may share, or else its stream."""
         return ("key", self.key) if self.key else ("worker", self.stream)
 
 
@@ -152,7 +152,7 @@ class RequestTable:
         self._requests: list[Request | None] = []
         self._ended: OrderedDict[int, Ended] = OrderedDict()
         self._ended_at_clients: OrderedDict[int, int] = OrderedDict()
-        """By request id, the owners of requests that ended at clients while this processor did not know the request."""
+        """Owners by request id of requests that this processor did not know when their clients reported the end."""
         self._max_requests = max_requests
         self._ended_requests = ended_requests
         self.next_position = np.zeros(64, np.int64)
@@ -163,7 +163,7 @@ class RequestTable:
         self.route = np.zeros(64, np.int32)
         self.wants_draft = np.ones(64, np.bool_)
         self.due = np.full(64, np.inf)
-        """Time of the next check whether a request is overdue."""
+        """Time at which to check next whether a request is overdue."""
         self.buffered_rows = 0
         """Number of rows that wait for clients."""
         self.running = self._running()
@@ -256,7 +256,7 @@ class RequestTable:
         return [self.at(slot) for slot in np.flatnonzero(self.state == State.RESUMED).tolist()]
 
     def load_of(self, stream: int) -> int:
-        """Return the number of requests of a stream, including reservations."""
+        """Return the number of a stream's requests, including those for which it reserves capacity."""
         return int(np.count_nonzero(self.stream == stream)) + int(np.count_nonzero(self.decoder == stream))
 
     def requests_of(self, route: int, stream: int) -> int:
@@ -431,7 +431,7 @@ class RequestTable:
 
 
 def _is_continuable(generate: Generate) -> bool:
-    """Return whether every engine that continues requests can continue this request at any worker of its model."""
+    """Return whether any worker of its model can continue a request, if the worker's engine supports continuations."""
     sampling = generate.sampling
     needs_output = sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words
     is_free = generate.continuation_policy == ContinuationPolicy.CONTINUATION_POLICY_UNSPECIFIED

@@ -16,7 +16,7 @@ from tokenbus_contracts.generated.request_pb2 import ErrorCode, RequestError
 
 _Rows = tuple[LogprobBatch, LogprobBatch | None, PendingAck]
 _CHEAP_SEARCH = 64
-"""Number of queued frames that may be searched at any time; a longer search is made at most once per tick."""
+"""A search of more queued frames than this number is made at most once per tick."""
 _MAX_DEFERRED = 1024
 """Maximum number of deferred resumes, which wait until a worker names the owner of the request."""
 
@@ -151,7 +151,7 @@ class Resumes:
     def _take_over(
         self, session: Session, resume: Resume, request: Request, found: list[_Rows], since: float
     ) -> RequestError | None:
-        """Move a request from another session that is an earlier incarnation of the same client.
+        """Move a request to this session from another session, an earlier incarnation of the same client.
 
         `since` is the time of the first attempt.
         """

@@ -160,7 +160,7 @@ class SendQueue:
         return [frames[place] for place in np.unique(np.searchsorted(ends, np.flatnonzero(found), "right")).tolist()]
 
     def held_of(self, acks: AckTracker) -> tuple[int, int]:
-        """Return the number and the bytes of a stream's items that this queue holds."""
+        """Return the number and the total bytes of a stream's items that have frames in this queue."""
         waiting = {frame.pending_ack for frame in self.frames() if frame.pending_ack is not None}
         held = [each for each in waiting if each.stream is acks]
         return sum(each.items for each in held), sum(each.bytes for each in held)

@@ -19,7 +19,7 @@ from tokenbus_contracts.generated.client_pb2 import Room, ServerFrame
 from tokenbus_contracts.generated.request_pb2 import Admitted, PromptScoresChunk, RequestError
 
 _KEEPS_UP = 64
-"""Maximum number of unacknowledged output frames with which a client still keeps up."""
+"""A client keeps up if it has at most this number of unacknowledged output frames."""
 _Piece = tuple[LogprobBatch, LogprobBatch | None]
 
 
@@ -41,7 +41,7 @@ class Session(KnownPeer):
     hellos: int = 0
     """Number of completed handshakes."""
     handshakes: float = 0.0
-    """Value of the rate limit's counter of recent handshakes at the last handshake."""
+    """Number of recent handshakes at the time `handshakes_at`, for the rate limit on handshakes."""
     handshakes_at: float = 0.0
     wants_status: bool = False
     """Whether a status request is still unanswered."""
@@ -53,7 +53,7 @@ class Session(KnownPeer):
     room_at: float = 0.0
     arrivals: int = 0
     _gathered: dict[PendingAck, list[_Piece]] | None = None
-    """Gathered rows of many requests, by the step's pending ack."""
+    """Gathered rows of several requests, grouped by the pending ack of their step."""
     _gathered_errors: list[RequestError] = field(default_factory=list)
     """Errors that are sent after the gathered rows."""
 

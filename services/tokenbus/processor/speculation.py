@@ -18,17 +18,17 @@ class Speculation:
 
     def __init__(self) -> None:
         self._cells = np.zeros((MOST_HEADS + 1, _TOKENS), np.int64)
-        """Number of rows, by verified draft tokens and by emitted tokens."""
+        """Number of rows for each pair of counts: verified draft tokens and emitted tokens."""
 
     def add(self, rows: LogprobBatch) -> None:
-        # A table of (verified, emitted) makes counting a step cheap; the sums are computed when they are read.
+        # Counting a step in a table of (verified, emitted) is cheap; the sums are computed only when they are read.
         codes = np.multiply(rows.draft_token_counts, _TOKENS, dtype=np.uint16)
         codes += rows.token_counts
         self._cells += np.bincount(codes, minlength=self._cells.size).reshape(self._cells.shape)
 
     @property
     def rows(self) -> int:
-        """Number of rows that verified draft tokens and emitted tokens."""
+        """Number of rows with both verified draft tokens and emitted tokens."""
         return int(self._cells[1:, 1:].sum())
 
     def heads(self) -> list[tuple[int, int, int]]:

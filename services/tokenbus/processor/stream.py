@@ -62,7 +62,7 @@ class ItemOutcome(StrEnum):
 
 @dataclass(slots=True)
 class StreamCounts:
-    """Counts for all streams of one worker; a count without another unit in its name counts items."""
+    """Counts for all streams of one worker; counts whose names contain no unit are numbers of items."""
 
     taken: int = 0
     bytes: int = 0

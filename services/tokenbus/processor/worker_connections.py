@@ -132,7 +132,7 @@ class WorkerConnections(Connections[Worker]):
         return None
 
     def _check_fence(self, worker_id: str, epoch: int, now: float) -> None:
-        """For a limited time, refuse incarnations older than a departed one. No epoch blocks a worker id forever."""
+        """Refuse incarnations older than a departed one for a limited time, so that no epoch blocks an id forever."""
         latest, until = self._fenced.get(worker_id, (0, now))
         if now < until:
             self._check_epoch(worker_id, epoch, latest)

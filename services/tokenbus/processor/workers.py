@@ -30,7 +30,7 @@ class Worker(KnownPeer):
     no_decode_since: float | None = None
     """Time when this prefill worker lost its last decode worker at this processor, or None."""
     last_turn: int = 0
-    """Serial number of the worker's last request. Of equally loaded workers, the lowest number is next."""
+    """Serial number of the worker's last request; among equally loaded workers, the lowest number is chosen first."""
     stalled: float = 0.0
     """Seconds for which the engine had made no progress, as the worker's last heartbeat reported."""
     is_stalled: bool = False
@@ -42,7 +42,7 @@ class Worker(KnownPeer):
     is_draining: bool = False
     """Whether the worker drains, so that it gets no new requests."""
     held_back: tuple[PendingAck, float] | None = None
-    """While the consumers' buffer is too full, the oldest pending ack, and since when this ack has been the oldest."""
+    """Oldest pending ack and since when it is the oldest, or None while the consumers' buffer is not too full."""
     waits_for_room: bool = False
     """Whether the next item has more unclaimed requests than the table can hold."""
     hellos: int = 0

@@ -30,7 +30,7 @@ class RowShape(NamedTuple):
     scoring: Scoring = Scoring.FULL
     top_k: int = 0
     stop: int = 0
-    """The number of the stop that ended a request with FINISHED_STOP, or 0 for none."""
+    """The row's value in the column `stops` if the status is FINISHED_STOP, or 0 for none."""
     drafted: int | None = None
     """The number of verified draft tokens. For None, the id of the request determines 0 or 1."""
     proposals: int | None = None

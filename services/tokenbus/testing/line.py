@@ -17,7 +17,7 @@ class Line:
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport
         self._copies = {"sent": deque[int](), "received": deque[int]()}
-        """Number of times that each of the next messages arrives: 0 for dropped, then 2 for repeated messages."""
+        """Number of times that each of the next messages arrives: 0 for dropped and 2 for repeated messages."""
         self._open: list[_LineConnection] = []
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -70,7 +70,7 @@ class Line:
     # The interface of a transport.
 
     async def listen(self, address: str, refused: Callable[[str], None] = lambda _: None) -> Listener:
-        """Listen at an address. The faults of this connection do not apply."""
+        """Listen at an address, without the faults of this connection."""
         return await self._transport.listen(address, refused)
 
     async def connect(self, address: str, lost: Callable[[], None] = lambda: None) -> Connection:

@@ -40,11 +40,11 @@ async def bus(
     """Run a bus within an `async with` block, without ports, processes or threads. The test controls the time.
 
     Args:
-        engine: the engine, or for several workers a function that creates an engine, by default a `SyntheticEngine`,
-        whose output `true_tokens` predicts. workers: the initial number of workers. processors: the number of
-        processors, all of which clients connect to. step_seconds: the duration of a step on the bus's clock, which
-        `Worker.step_seconds` can change. settings: settings by key, such as `{"worker.max_requests": 8}`. All other
-        settings have defaults, and the environment is ignored.
+        engine: the engine, or a function that creates one for each worker, by default a `SyntheticEngine`, whose output
+        `true_tokens` predicts. workers: the initial number of workers. processors: the number of processors; clients
+        connect to all of them. step_seconds: the duration of a step on the bus's clock, which `Worker.step_seconds` can
+        change. settings: settings by key, such as `{"worker.max_requests": 8}`. All other settings have defaults, and
+        the environment is ignored.
 
     Yields:
         the `Bus`, after the client and the workers have connected.
@@ -114,7 +114,7 @@ class Bus:
         async with AsyncExitStack() as stack:  # stop the rest even after an error
             for address in (each for place in self._places for each in place):
                 stack.callback(memory.SHARED.pop, address, None)
-            stack.callback(self.clock.run)  # connections that the test left open need a running clock
+            stack.callback(self.clock.run)  # connections that the test left open cannot close while the clock stands
             for place, processor in enumerate(self.processors):
                 if processor is not None:
                     stack.push_async_callback(self.lose_processor, place)

@@ -13,7 +13,7 @@ from tokenbus.worker.run import engine_publisher
 
 _IDLE_SECONDS = 0.1
 _FULL = {"block": 0.5, "shed": 0.9}
-"""The fill level of retention, by policy, at which the worker stops computing, because blocking would stop the test."""
+"""By retention policy, the fill level at which the worker stops computing, because blocking would stop the test."""
 
 
 class Worker:
