@@ -108,7 +108,7 @@ class Connection(HttpToolsProtocol):
             self.stream.socket = -1
         self._stop_timer()
         super().connection_lost(exc)
-        # Notify the request that is being answered: uvicorn notifies only the last of several pipelined requests.
+        # Tell the request's handler of the disconnect: uvicorn tells only the last of several pipelined requests.
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()

@@ -46,7 +46,7 @@ FIELDS: Mapping[str, str] = {
     "response_format": "sampling_params.structured_outputs",
     "vllm_xargs": "sampling_params.extra_args",
 }
-"""Maps a field name of completions to the different name of the same field in this body."""
+"""The fields that this body names differently from a body of completions: the name there, and the name here."""
 _BESIDE = ("model", "stream", "stream_options", "cache_salt", "priority", "session_id", "request_id", *TOKEN_SCORING)
 _SAMPLING = tuple(name for name in bodies.Completion.__struct_fields__ if name in SamplingParams.__struct_fields__)
 

@@ -147,7 +147,7 @@ class Vocabulary:
         return None if self._of_model is None else self._of_model.token_id(name)
 
     def token_name(self, token_id: int) -> str | None:
-        """Return a token's name in the model's vocabulary, or the token's text for other tokenizers."""
+        """Return a token's name in the vocabulary of a model; for a tokenizer without a model, the token's text."""
         return self.decode([token_id]) if self._of_model is None else self._of_model.token_name(token_id)
 
 

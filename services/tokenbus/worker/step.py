@@ -12,7 +12,7 @@ Array = Any
 
 @dataclass(slots=True, kw_only=True)
 class StepArrays:
-    """One batch of a step, of the target or the draft model, from which StepAssembler makes messages.
+    """The target or the draft batch of a step, as arrays. StepAssembler makes messages of these arrays.
 
     An array with an element for each token is either flat or padded. A flat array concatenates the rows' tokens. A
     padded array has one line for each row, with the row's tokens first.

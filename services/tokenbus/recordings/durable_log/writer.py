@@ -277,7 +277,7 @@ class LogWriter:
                 queue.revision = None
                 if getattr(error, "err_code", 0) != _WRONG_LAST_SEQUENCE:
                     self.counts.failed_writes += 1
-                    if not server.lost.is_set():  # a lost connection's reason is logged by the next connection
+                    if not server.lost.is_set():  # the next connection logs why the last one was lost
                         self._fault(error)
                     await asyncio.sleep(_RETRY_SECONDS)
         queue.task = None
