@@ -329,6 +329,7 @@ async def test_stop_that_only_the_gateway_saw_is_an_abort(log: Log) -> None:
     """The worker's last row does not say why the client aborted, and tokens after the stop are in the session."""
     given: dict[str, Any] = {"gateway__tokenizer": "ngram", "durable_log__address": ADDRESS}
     async with answering(EngineWithoutStops(), **given) as app, app.client() as client:
+        app.bus.workers[0].step_seconds = 0.1  # so that the abort comes before the last token
         body = {"prompt": "In the evening", "max_tokens": 500, "stop": " ", "session_id": "a", "return_token_ids": True}
         async with log.keeping(app):
             answer = await app.bus.until(client.post("/v1/completions", json=body))
