@@ -10,6 +10,8 @@ _WORDS = """\
 market morning train station river library teacher children garden winter music harbour ship captain storm letter window
 kitchen bread table machine engine wheel bird forest mountain summer road bridge island friend question"""
 _WORDS_OF_A_PROMPT = 12
+_BOUNDED = {"top_k": 20, "top_p": 0.95}
+"""Without such a bound vLLM returns no sampling masks."""
 
 
 class Cell(NamedTuple):
@@ -27,11 +29,14 @@ class Cell(NamedTuple):
         return f"{self.streams} stream{'s' * (self.streams > 1)}, k = {self.top_k_name}"
 
 
-def bodies(cell: Cell, model: str, max_tokens: int, round_number: int) -> list[list[dict[str, Any]]]:
-    """Return what each stream asks for, one body after the other; every prompt and seed of a run is another."""
+def bodies(
+    cell: Cell, model: str, max_tokens: int, round_number: int, *, wants_masks: bool = False
+) -> list[list[dict[str, Any]]]:
+    """Return the bodies of each stream, one after the other; every prompt and seed of a run is another."""
     turns = max(1, _FEWEST_REQUESTS // cell.streams)
     drawn = random.Random(f"{round_number} {cell}")  # noqa: S311 - the same for all systems, and no secret
-    return [[_body(cell, model, max_tokens, drawn) for _ in range(turns)] for _ in range(cell.streams)]
+    bound = _BOUNDED if wants_masks else {}
+    return [[_body(cell, model, max_tokens, drawn) | bound for _ in range(turns)] for _ in range(cell.streams)]
 
 
 def _body(cell: Cell, model: str, max_tokens: int, drawn: random.Random) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def run(plan: Plan, load: Load) -> Run:
                     break
                 progress(f"round {number + 1} of {load.rounds}: {cell.in_words}")
                 tokens = min(load.tokens, _WARM_UP_TOKENS) if number == _WARM_UP else load.tokens
-                wanted = bodies(cell, plan.model.name, tokens, number)
+                masks = "--return-sampling-mask" in plan.engine_options
+                wanted = bodies(cell, plan.model.name, tokens, number, wants_masks=masks)
                 turn = (number + at) % len(systems)
                 for system in [*systems.values()][turn:] + [*systems.values()][:turn]:
                     taken = _round(asking, system, cell, wanted, tokens)
